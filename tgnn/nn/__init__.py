@@ -1,0 +1,11 @@
+"""Layers, and the stack that trains them over any number of ranks."""
+
+from tgnn.nn.gat import GATConv, GATv2Conv
+from tgnn.nn.gcn import GCNConv
+from tgnn.nn.gin import GINConv
+from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.model import GNN
+from tgnn.nn.norm import SyncBatchNorm
+from tgnn.nn.sage import SAGEConv
+
+__all__ = ["GATConv", "GATv2Conv", "GCNConv", "GINConv", "GNN", "Layer", "Rows", "SAGEConv", "SyncBatchNorm"]

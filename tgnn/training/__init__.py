@@ -1,0 +1,3 @@
+"""Training a model over ranks: configuration, losses and metrics, the loop, inference, checkpoints, run
+directories.
+"""

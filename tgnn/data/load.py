@@ -1,0 +1,238 @@
+"""`load`: a name or a path becomes a Dataset, read by its format and edited as the options say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgnn.data import synthetic, transforms
+from tgnn.data.graph import SPLITS, Dataset
+from tgnn.data.options import DataOptions
+from tgnn.data.readers.edge_list import TEXT_SUFFIXES, read_edge_list
+from tgnn.data.readers.heterophilous import HETEROPHILOUS_KEYS, read_heterophilous
+from tgnn.data.readers.npz import open_npz
+from tgnn.data.readers.planetoid import planetoid_files, read_planetoid
+from tgnn.data.readers.shchur import SHCHUR_KEYS, read_shchur
+from tgnn.data.readers.sidecar import read_split
+from tgnn.data.readers.tgnn_npz import read_tgnn_npz
+from tgnn.errors import wrong
+
+__all__ = ["DataOptions", "data_fingerprint", "load"]
+
+# Name -> (generator, whether "name:size" is understood; the size is the first argument).
+_GENERATORS: dict[str, tuple[Callable[..., Dataset], bool]] = {
+    "sbm": (synthetic.sbm, True),
+    "community": (synthetic.community, True),
+    "rmat": (synthetic.rmat, True),
+    "ring": (synthetic.ring, True),
+    "hand-drawn": (synthetic.hand_drawn, False),
+    "karate": (synthetic.karate, False),
+}
+# Raised whenever a generator or reader gives another data set for the same input, so that caches notice.
+_FINGERPRINT_VERSION = 1
+
+_EDGE_LIST_ONLY = ("num_vertices", "feature_file", "label_file", "delimiter", "weight_column", "relabel")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What `data` turned out to be: `format`, the files it consists of, and how to read it."""
+
+    format: str
+    files: tuple[Path, ...]
+    read: Callable[[DataOptions], Dataset]
+
+
+def load(data: str | Path, options: DataOptions | None = None) -> Dataset:
+    """The data set that `data` names, edited as `options` say.
+
+    Args:
+        data: a generator (`sbm`, `community`, `rmat`, `ring`, each also with a size such as `sbm:20000` or
+            the scale `rmat:18`; `hand-drawn`, `karate`), or a path: a Planetoid directory, an `.npz`
+            (Shchur, heterophilous or tgnn layout, told by its keys), or an edge list in text.
+        options: applied in the order that `DataOptions` states.
+
+    Returns:
+        The Dataset; its `options` record what the reader and each edit did, defaults included.
+
+    Raises:
+        UserError: nothing of that name or format, faulty files, or an option that cannot apply to this data.
+    """
+    options = options or DataOptions()
+    source = _find(str(data))
+    _check_applicable(source, str(data), options)
+    dataset = source.read(options)
+    if options.split_file is not None and source.format != "edge-list":
+        splits = dict.fromkeys(SPLITS) | read_split(Path(options.split_file), dataset.num_vertices)
+        dataset = dataset.changed(**splits)
+    return _edit(dataset, options)
+
+
+def data_fingerprint(data: str | Path, options: DataOptions | None = None) -> str:
+    """A hash of the name, the files (path, size, time of change) and the options: the key of a cache.
+
+    Raises:
+        UserError: as `load` does for a name or format it does not know, or a missing file.
+    """
+    options = options or DataOptions()
+    source = _find(str(data))
+    files = [*source.files, *(Path(file) for file in _side_files(options))]
+    facts = {
+        "version": _FINGERPRINT_VERSION,
+        "data": str(data) if source.format == "generator" else str(Path(data).resolve()),
+        "files": [_facts(file) for file in files],
+        "options": options.as_dict(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _edit(dataset: Dataset, options: DataOptions) -> Dataset:
+    """Apply the edits in the documented order and record all of them."""
+    record = {key: getattr(options, key) for key in ("duplicates", "add_reverse", "self_loops", "relabel")}
+    record |= {"largest_component": options.largest_component, "feature_norm": options.feature_norm}
+    own = "file" if options.split_file is not None else dataset.options.get("split", "fixed")
+    record["split"] = own if any(len(getattr(dataset, name)) for name in SPLITS) else None
+    dataset = dataset.changed(record)
+    if options.duplicates == "merge":
+        dataset = transforms.merge_duplicates(dataset)
+    if options.add_reverse:
+        dataset = transforms.add_reverse(dataset)
+    if options.self_loops == "remove":
+        dataset = transforms.self_loops(dataset, "remove")
+    if options.largest_component:
+        dataset = transforms.largest_component(dataset)
+    if options.self_loops == "add":
+        dataset = transforms.self_loops(dataset, "add")
+    if options.split is not None and not _is_number(options.split):
+        dataset = transforms.split(dataset, options.split, options.split_seed)
+    if options.feature_norm != "none":
+        dataset = transforms.feature_norm(dataset, options.feature_norm)
+    return dataset
+
+
+def _find(data: str) -> _Source:
+    """What `data` is: a generator's name first, then a path."""
+    name, _, size = data.partition(":")
+    if name in _GENERATORS:
+        return _Source("generator", (), lambda options: _generate(name, size if ":" in data else None))
+    path = Path(data)
+    if path.is_dir():
+        files = planetoid_files(path)
+        if not files:
+            raise wrong(
+                data, "a directory without ind.<name>.graph", "a Planetoid directory", "give another path"
+            )
+        return _Source("planetoid", tuple(files), lambda options: read_planetoid(path))
+    if not path.exists():
+        raise wrong(
+            "DATA",
+            repr(data),
+            f"one of {', '.join(_GENERATORS)}, or the path of a directory or file",
+            "check the name or path",
+        )
+    if path.suffix == ".npz":
+        return _find_npz(path)
+    if path.name.endswith(TEXT_SUFFIXES):
+        return _Source("edge-list", (path,), lambda options: _read_text(path, options))
+    raise wrong(
+        "DATA", repr(data), f"a file ending in .npz, {', '.join(TEXT_SUFFIXES)}", "rename or convert it"
+    )
+
+
+def _find_npz(path: Path) -> _Source:
+    """Which of the three layouts an `.npz` has."""
+    with open_npz(path) as arrays:
+        keys = arrays.keys
+    if keys >= SHCHUR_KEYS:
+        return _Source("shchur", (path,), lambda options: read_shchur(path))
+    if keys >= HETEROPHILOUS_KEYS:
+        return _Source(
+            "heterophilous", (path,), lambda options: read_heterophilous(path, _split_number(options))
+        )
+    if keys & {"edge_index", "indptr"}:
+        return _Source("tgnn", (path,), lambda options: read_tgnn_npz(path))
+    raise wrong(
+        str(path),
+        f"keys {', '.join(sorted(keys))}",
+        "adj_data ... (Shchur), node_features ... (heterophilous) or edge_index ... (tgnn)",
+        "save it with tgnn.data.save_npz",
+    )
+
+
+def _split_number(options: DataOptions) -> int:
+    """Which of the data's splits: the number given, else the first."""
+    return int(options.split) if _is_number(options.split) else 0
+
+
+def _is_number(split: str | None) -> bool:
+    """Whether --split names one of several splits that the data has."""
+    return split is not None and re.fullmatch(r"[0-9]+", split) is not None
+
+
+def _generate(name: str, size: str | None) -> Dataset:
+    """The generator's data set, of the size after the colon."""
+    make, sized = _GENERATORS[name]
+    if size is None:
+        return make()
+    if not sized:
+        raise wrong("DATA", f"'{name}:{size}'", f"{name}, whose size is fixed", "leave the size out")
+    if not re.fullmatch(r"[0-9]{1,10}", size):
+        raise wrong(
+            "DATA", f"'{name}:{size}'", f"{name} or {name}:SIZE with a whole number", "correct the size"
+        )
+    return make(int(size))
+
+
+def _read_text(path: Path, options: DataOptions) -> Dataset:
+    """An edge list with its side files."""
+    side = {key: getattr(options, key) for key in ("feature_file", "label_file", "split_file")}
+    return read_edge_list(
+        path,
+        num_vertices=options.num_vertices,
+        relabel=options.relabel,
+        delimiter=options.delimiter,
+        weight_column=options.weight_column,
+        **{key: None if value is None else Path(value) for key, value in side.items()},
+    )
+
+
+def _check_applicable(source: _Source, data: str, options: DataOptions) -> None:
+    """Refuse options that this kind of data cannot take."""
+    given = options.given()
+    for key in _EDGE_LIST_ONLY:
+        if key in given and source.format != "edge-list":
+            flag = "--" + key.replace("_", "-")
+            raise wrong(
+                flag,
+                f"{data}, which is no edge list ({source.format})",
+                "an edge list in text",
+                f"leave {flag} out",
+            )
+    if _is_number(options.split) and source.format != "heterophilous":
+        raise wrong(
+            "--split",
+            options.split,
+            f"a split that {data} has; it has no numbered ones",
+            "use fixed, random:T,V or shares",
+        )
+    if options.split_file is not None and options.split not in (None, "fixed"):
+        raise wrong("--split", f"{options.split!r} and --split-file", "one of the two", "leave one out")
+
+
+def _side_files(options: DataOptions) -> list[str]:
+    """The files that the options name."""
+    return [
+        file for file in (options.feature_file, options.label_file, options.split_file) if file is not None
+    ]
+
+
+def _facts(file: Path) -> list:
+    """[path, size, time of change in ns] of a file; a missing one has no facts, its reader will say so."""
+    if not file.exists():
+        return [str(file), None, None]
+    stat = file.stat()
+    return [str(file.resolve()), stat.st_size, stat.st_mtime_ns]

@@ -1,0 +1,95 @@
+"""Sums and extremes over the segments of a CSR: what the torch paths of the sparse ops are built of.
+
+Sums run through `embedding_bag`, which adds each segment in order (deterministic) without a [n_edges, D]
+temporary.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+# Bound on the elements of a [edges, D] temporary where an op cannot do without one.
+CHUNK_ELEMENTS = 1 << 25
+# The same on a CPU: what stays in cache, and in memory that the allocator keeps, is several times faster.
+CPU_CHUNK_ELEMENTS = 1 << 19
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in the type its sums are accumulated in: float32 for half types, else its own."""
+    return x.float() if x.dtype in HALF_TYPES else x
+
+
+def bag_sum(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None = None) -> Tensor:
+    """`out[s] = sum over e in segment s of weight[e] * table[rows[e]]`.
+
+    Args: table [n, D] floating; rows [E] int32 or int64; indptr [S + 1] int64; weight [E] or None; any
+    strides.
+    Returns [S, D] in table's dtype; half types are accumulated in float32 and cast once. Empty segments give
+    0.
+    """
+    segments = indptr.numel() - 1
+    if rows.numel() == 0 or table.shape[1] == 0:
+        return table.new_zeros(segments, table.shape[1])
+    if rows.numel() >= 1 << 31:  # embedding_bag wants offsets of the rows' type, and these pass 32 bits
+        rows = rows.to(torch.int64)
+    # embedding_bag adds half types in float32 itself, but wants weights of the table's dtype: they would be rounded.
+    wide = table if weight is None else widened(table)
+    if weight is not None:
+        weight = weight.to(wide.dtype).contiguous()
+    out = F.embedding_bag(
+        rows.contiguous(), wide.contiguous(), indptr.to(rows.dtype), mode="sum", per_sample_weights=weight,
+        include_last_offset=True,
+    )  # fmt: skip
+    return out.to(table.dtype)
+
+
+def segment_sum(values: Tensor, indptr: Tensor, order: Tensor | None = None) -> Tensor:
+    """Sum of `values[order]` ([E, ...]; `order` defaults to 0 .. E-1) over segments of `indptr`: [S, ...]."""
+    if order is None:
+        order = torch.arange(values.shape[0], device=values.device)
+    flat = values.reshape(values.shape[0], prod(values.shape[1:]))
+    return bag_sum(flat, order, indptr).view(indptr.numel() - 1, *values.shape[1:])
+
+
+def segment_max(values: Tensor, indptr: Tensor) -> Tensor:
+    """Largest of `values` ([E, D], floating) in each segment: [S, D]; empty segments give -inf."""
+    segments = indptr.numel() - 1
+    out = values.new_full((segments, values.shape[1]), float("-inf"))
+    if values.numel() == 0:
+        return out
+    rows = torch.repeat_interleave(indptr.diff(), output_size=len(values))
+    return out.scatter_reduce_(0, rows[:, None].expand_as(values), values, "amax", include_self=True)
+
+
+def chunk_limit(device: torch.device, width: int) -> int:
+    """How many rows of `width` elements a temporary may have on this device; at least 1."""
+    elements = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if device.type == "cpu" else CHUNK_ELEMENTS
+    return max(1, elements // max(1, width))
+
+
+def row_chunks(indptr: Tensor, width: int) -> list[tuple[int, int]]:
+    """Cut the segments into runs whose [edges, width] temporaries stay in bounds (one device sync a run).
+
+    Returns (first, end) segment numbers; a single segment longer than the bound is a run of its own.
+    """
+    segments = indptr.numel() - 1
+    limit = chunk_limit(indptr.device, width)
+    if int(indptr[-1]) <= limit:
+        return [(0, segments)] if segments else []
+    ends, first = [], 0
+    while first < segments:
+        reach = torch.searchsorted(indptr, indptr[first] + limit, right=True)
+        end = min(segments, max(first + 1, int(reach) - 1))
+        ends.append((first, end))
+        first = end
+    return ends
+
+
+def edge_chunks(indptr: Tensor, width: int) -> list[tuple[slice, slice]]:
+    """`row_chunks` as slices: (segments, their edges), device syncs as there."""
+    return [(slice(a, b), slice(int(indptr[a]), int(indptr[b]))) for a, b in row_chunks(indptr, width)]

@@ -1,0 +1,64 @@
+"""unique and relabel: number the distinct vertices of a frontier, in a deterministic order.
+
+`unique` sorts. `DirectTable` numbers ids of a known range through a table with one slot per id: no hash.
+
+Example: a table over 10 ids, first [7, 2], then [2, 9, 4, 9]: numbered [7, 2, 4, 9]; lookup([9, 2]) is [3, 1].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tgnn.kernels.backend import choose
+
+# Up to this many slots per id the distinct ids are found by scanning the flags, above it by sorting the ids.
+SCAN_SLOTS_PER_ID = 32
+
+
+def unique(ids: Tensor) -> Tensor:
+    """The distinct values of `ids` ([n], int32 or int64), ascending (one device sync)."""
+    choose("unique", ids)
+    return torch.unique(ids)
+
+
+def position_in(sorted_ids: Tensor, ids: Tensor) -> Tensor:
+    """Where each of `ids` stands in `sorted_ids`, which is ascending and holds them all: int64 [n]."""
+    return torch.searchsorted(sorted_ids, ids)
+
+
+class DirectTable:
+    """Numbers distinct ids out of [0, size) by direct address; reused call after call.
+
+    Memory: five bytes per id of the range.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        self._slot = torch.empty(size, dtype=torch.int32, device=device)
+        self._flag = torch.zeros(size, dtype=torch.bool, device=device)
+
+    def number(self, first: Tensor, others: Tensor) -> Tensor:
+        """Number `first` (distinct ids, kept in order) from 0, then the distinct rest of `others`, ascending.
+
+        Args: first [m], others [n], integer ids in range. Returns: [k] int64, the ids by number; `lookup` gives
+        the inverse until the next call (one device sync).
+        """
+        choose("relabel", first, others)
+        first, others = first.to(torch.int64), others.to(torch.int64)
+        flag = self._flag
+        # Others first, then first: the rest is what stays flagged, whichever thread wrote last.
+        flag[others] = True
+        flag[first] = False
+        if flag.numel() <= SCAN_SLOTS_PER_ID * others.numel():
+            rest = torch.nonzero(flag).view(-1)
+        else:
+            distinct = torch.unique(others)
+            rest = distinct[flag[distinct]]
+        flag[rest] = False
+        ids = torch.cat([first, rest])
+        self._slot[ids] = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+        return ids
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """The numbers of `ids` ([n]) as the last `number` gave them: int32 [n]."""
+        return self._slot.index_select(0, ids)

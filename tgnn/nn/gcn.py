@@ -1,0 +1,58 @@
+"""Graph convolution (Kipf, Welling: "Semi-supervised classification with graph convolutional networks", 2017, eq. 2).
+
+    out[v] = b + sum over drawn u -> v of (deg_in(v) / drawn(v)) W x[u] / sqrt(max(1, deg_out(u)) max(1, deg_in(v)))
+
+with the degrees of the full graph, so that a sampled sum estimates the full one and every rank agrees: DGL's
+`norm="both"` where all in-edges are drawn. There are self-loops only if the data has them. Edge weights of the data
+multiply x[u].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tgnn.errors import wrong
+from tgnn.kernels.block import Block
+from tgnn.kernels.spmm import spmm
+from tgnn.nn.layer import Layer, Rows
+
+
+class GCNConv(Layer):
+    """Graph convolution. Shapes: block and rows [n_src, in_features] -> [n_dst, out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.projects_first = out_features < in_features
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform weight and zero bias."""
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def before_exchange(self, x: Tensor) -> Tensor:
+        """The projection where it is narrower than x, else x."""
+        return x @ self.weight if self.projects_first else x
+
+    def forward(self, block: Block, rows: Rows) -> Tensor:
+        """Outputs of the destinations, [n_dst, out_features]."""
+        if block.degree_in is None or block.degree_out is None:
+            do = "take the block from a tgnn.Loader, or set its degree_in and degree_out"
+            raise wrong("GCNConv block", "no degrees", "the full graph's degrees", do)
+        x = rows.all()
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        from_source = block.degree_out.clamp(min=1).to(wide).rsqrt()
+        weight = from_source[block.indices]
+        if block.weight is not None:
+            weight = weight * block.weight
+        degree = block.degree_in.clamp(min=1).to(wide)
+        at_destination = degree.sqrt() / block.degrees.clamp(min=1)
+        out = spmm(block, x, weight) * at_destination[:, None].to(x.dtype)
+        if not self.projects_first:
+            out = out @ self.weight
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,83 @@
+"""The layer protocol: what a layer is given, and how any module becomes a layer.
+
+A layer reads a block and its rows. `before_exchange` runs on the rows' owner before they travel, so that a vertex is
+projected once whoever asks for it; `forward` aggregates. A plain module with `forward(block, x)` is wrapped.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tgnn.errors import wrong
+from tgnn.kernels.block import Block
+from tgnn.parallel.exchange import Halo
+from tgnn.sampling.minibatch import Stage, no_stage
+
+
+class Rows:
+    """The source rows of a layer, some of them perhaps still on their way.
+
+    own [n_local, F]: the layer's input rows that this rank owns, as they were; the destinations are the first of them.
+    local [n_local, D]: the same rows after `before_exchange`.
+    attention_key: key of the layer's attention dropout in this step.
+    """
+
+    def __init__(
+        self, own: Tensor, local: Tensor, halo: Halo | None = None, attention_key: int = 0, stage: Stage = no_stage
+    ) -> None:
+        self.own = own
+        self.local = local
+        self.attention_key = attention_key
+        self._halo, self._stage = halo, stage
+        self._all: Tensor | None = None
+
+    def all(self) -> Tensor:
+        """Local rows, then halo rows: [n_src, D]. Waits for the halo."""
+        if self._all is None:
+            with self._stage("wait"):
+                halo = None if self._halo is None else self._halo.wait()
+            # An empty halo joins too where it wants a gradient: the backward exchange waits for every rank.
+            alone = halo is None or (len(halo) == 0 and not halo.requires_grad)
+            self._all = self.local if alone else torch.cat([self.local, halo])
+        return self._all
+
+
+class Layer(nn.Module):
+    """Base of layers that know the protocol.
+
+    `layer(block, x)` with a plain tensor x [n_src, F] works as well: every row is then a local one.
+    """
+
+    def before_exchange(self, x: Tensor) -> Tensor:
+        """What travels of the owned rows x [n_local, F]: [n_local, D]; the identity unless a layer projects first."""
+        return x
+
+    def forward(self, block: Block, rows: Rows) -> Tensor:
+        """Outputs of the block's destinations, [n_dst, width]."""
+        raise NotImplementedError
+
+    def __call__(self, block: Block, rows: Rows | Tensor) -> Tensor:
+        if isinstance(rows, Tensor):
+            if rows.dim() != 2 or rows.shape[0] != block.n_src:
+                got, expected = tuple(rows.shape), f"({block.n_src}, width)"
+                raise wrong(f"{type(self).__name__} input", got, expected, "give one row per source of the block")
+            rows = Rows(rows, self.before_exchange(rows))
+        return super().__call__(block, rows)
+
+
+class PlainLayer(Layer):
+    """Any module with `forward(block, x)`, x [n_src, F] with the destinations first, as a layer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, block: Block, rows: Rows) -> Tensor:
+        """The module's output on all source rows, [n_dst, width]."""
+        return self.module(block, rows.all())
+
+
+def as_layer(module: nn.Module) -> Layer:
+    """`module` itself if it is a `Layer`, else wrapped into one."""
+    return module if isinstance(module, Layer) else PlainLayer(module)

@@ -1,0 +1,56 @@
+"""GraphSAGE layer (Hamilton, Ying, Leskovec: "Inductive representation learning on large graphs", 2017, algorithm 1).
+
+    out[v] = W_self x[v] + b + W_neigh reduce over u -> v of x[u]                    reduce = mean or max
+    out[v] = W_self x[v] + b + W_neigh max over u -> v of relu(W_pool x[u] + b_pool)                  pool (eq. 3)
+
+A vertex without in-edges gets its own term alone. Edge weights of the data multiply x[u]; the mean divides by the
+number of edges, as DGL's does.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tgnn.errors import wrong
+from tgnn.kernels.block import Block
+from tgnn.kernels.spmm import spmm
+from tgnn.nn.layer import Layer, Rows
+
+AGGREGATORS = ("mean", "max", "pool")
+
+
+class SAGEConv(Layer):
+    """GraphSAGE layer. Shapes: block and rows [n_src, in_features] -> [n_dst, out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, aggregator: str = "mean", bias: bool = True) -> None:
+        super().__init__()
+        if aggregator not in AGGREGATORS:
+            raise wrong("aggregator", repr(aggregator), f"one of {', '.join(AGGREGATORS)}", "choose one of these")
+        self.in_features, self.out_features, self.aggregator = in_features, out_features, aggregator
+        self.fc_self = nn.Linear(in_features, out_features, bias=bias)
+        self.fc_neigh = nn.Linear(in_features, out_features, bias=False)
+        self.fc_pool = nn.Linear(in_features, in_features) if aggregator == "pool" else None
+        # A mean commutes with the projection: the narrower side of it aggregates and travels.
+        self.projects_first = aggregator == "mean" and out_features < in_features
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot uniform with gain sqrt(2) and zero bias, as DGL's SAGEConv."""
+        for linear in (self.fc_self, self.fc_neigh, self.fc_pool):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight, gain=nn.init.calculate_gain("relu"))
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def before_exchange(self, x: Tensor) -> Tensor:
+        """The neighbours' projection where it is narrower, the pooled values, or x."""
+        if self.fc_pool is not None:
+            return F.relu(self.fc_pool(x))
+        return self.fc_neigh(x) if self.projects_first else x
+
+    def forward(self, block: Block, rows: Rows) -> Tensor:
+        """Outputs of the destinations, [n_dst, out_features]."""
+        out = self.fc_self(rows.own[: block.n_dst])
+        neighbours = spmm(block, rows.all(), block.weight, "mean" if self.aggregator == "mean" else "max")
+        return out + (neighbours if self.projects_first else self.fc_neigh(neighbours))

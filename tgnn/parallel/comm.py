@@ -1,0 +1,350 @@
+"""Ranks that talk to each other: one `Comm` per process, over gloo on CPU and NCCL on GPU.
+
+**One thread issues every collective, in the same order on every rank.** Collectives are matched by their
+order and by nothing else: a rank that leaves one out, or issues two of them in another order, stops all the
+others until the timeout. Overlap comes from `async_op` and from streams, never from a second thread.
+
+Rows travel as plain bytes, so every dtype works, also those that gloo does not know (half, int16, bool).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tgnn.errors import wrong
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+
+_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+# What gloo and NCCL both reduce as it is; anything else is reduced in a wider type (half types in float32).
+_REDUCED_AS_IS = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+class CommError(RuntimeError):
+    """A collective failed here; the cause is most often another rank that ended or is stuck."""
+
+
+@contextlib.contextmanager
+def _named(what: str, rank: int) -> Iterator[None]:
+    """Turn a failure inside a collective into a `CommError` that names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommError(f"{what} failed on rank {rank}: {error}") from error
+
+
+class Work:
+    """A collective that has been started. Its buffers are kept alive here until `wait()`."""
+
+    def __init__(
+        self, what: str = "", rank: int = 0, handle: dist.Work | None = None, buffers: Sequence[Tensor] = ()
+    ):
+        self._what = what
+        self._rank = rank
+        self._handle = handle
+        self._buffers = buffers
+
+    def wait(self) -> None:
+        """Return once the result may be read (on a GPU: once the current stream will wait for it)."""
+        if self._handle is not None:
+            with _named(self._what, self._rank):
+                self._handle.wait()
+        self._handle, self._buffers = None, ()
+
+
+class Comm:
+    """What one rank knows about the others, and the collectives it takes part in.
+
+    Attributes:
+        rank, ranks: this rank, and how many there are (P).
+        device: where this rank computes and where tensors given to collectives live.
+        backend: "single" (one rank, no process group), "gloo" or "nccl".
+        bytes_sent: payload bytes handed to `all_to_all_rows` for *other* ranks since the start.
+
+    Every method but `close` is a collective: all ranks call it, in the same order.
+    A failure in one raises `CommError`.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        ranks: int = 1,
+        device: torch.device | str = "cpu",
+        backend: str = "single",
+        group: dist.ProcessGroup | None = None,
+    ):
+        self.rank = rank
+        self.ranks = ranks
+        self.device = torch.device(device)
+        self.backend = backend
+        self.bytes_sent = 0
+        self._group = group
+
+    def __repr__(self) -> str:
+        return f"Comm(rank={self.rank}, ranks={self.ranks}, device={self.device}, backend={self.backend})"
+
+    def all_to_all_counts(self, counts: Sequence[int]) -> list[int]:
+        """Send `counts[q]` to every rank q; return the P ints sent here, in rank order. One device sync."""
+        if len(counts) != self.ranks:
+            raise ValueError(
+                f"all_to_all_counts: got {len(counts)} counts, expected one for each of {self.ranks} ranks"
+            )
+        if self.ranks == 1:
+            return [int(counts[0])]
+        send = torch.tensor(counts, dtype=torch.int64, device=self.device)
+        received = torch.empty_like(send)
+        with _named("all-to-all of counts", self.rank):
+            dist.all_to_all_single(received, send, group=self._group)
+        return received.tolist()
+
+    def all_to_all_rows(
+        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], async_op: bool = False
+    ) -> tuple[Tensor, Work | None]:
+        """Send row groups to every rank, receive theirs.
+
+        Args:
+            send: [sum(send_counts), ...] any dtype and strides, grouped by receiver in rank order.
+            send_counts: rows for each rank; zeros are ordinary.
+            recv_counts: rows that come from each rank, as `all_to_all_counts(send_counts)` tells.
+            async_op: return at once; the rows may be read only after `work.wait()`.
+
+        Returns:
+            (received [sum(recv_counts), ...] of send's dtype grouped by sender, work or None without
+            `async_op`). One rank gets its own rows back, possibly the same memory.
+        """
+        self._check_rows(send, send_counts, recv_counts)
+        send = send.detach().contiguous()
+        if self.ranks == 1:
+            return send, Work() if async_op else None
+        received = send.new_empty((sum(recv_counts), *send.shape[1:]))
+        row_bytes = send.element_size() * send.shape[1:].numel()
+        self.bytes_sent += row_bytes * (sum(send_counts) - send_counts[self.rank])
+        if row_bytes == 0:  # rows of width 0 are so on every rank: nobody has anything to say
+            return received, Work() if async_op else None
+        what = f"all-to-all of {len(send)} rows of {row_bytes} bytes"
+        with _named(what, self.rank):
+            handle = dist.all_to_all_single(
+                _as_bytes(received).view(-1, row_bytes),
+                _as_bytes(send).view(-1, row_bytes),
+                output_split_sizes=list(recv_counts),
+                input_split_sizes=list(send_counts),
+                group=self._group,
+                async_op=async_op,
+            )
+        return received, Work(what, self.rank, handle, (send, received)) if async_op else None
+
+    def all_reduce(self, t: Tensor, op: str = "sum") -> Tensor:
+        """Reduce `t` (any shape, same on every rank) over the ranks, in place; op is "sum", "max" or "min".
+
+        Half types are summed in float32 and rounded once. Every rank gets the same bits.
+        """
+        if op not in _REDUCE_OPS:
+            raise ValueError(f"all_reduce: got op={op!r}, expected one of {', '.join(_REDUCE_OPS)}")
+        if t.is_complex():
+            raise ValueError(
+                "all_reduce: got complex values, expected real ones; reduce torch.view_as_real(t)"
+            )
+        self._check_device(t)
+        if self.ranks == 1 or t.numel() == 0:
+            return t
+        wide = t.dtype
+        if wide not in _REDUCED_AS_IS:
+            wide = torch.float32 if t.is_floating_point() else torch.int64
+        buffer = t.detach().to(wide).contiguous()
+        with _named(f"all-reduce of {t.numel()} values", self.rank):
+            dist.all_reduce(buffer, op=_REDUCE_OPS[op], group=self._group)
+        if buffer.data_ptr() != t.data_ptr():
+            t.detach().copy_(buffer)
+        return t
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values`, in rank order. The length is the same on every rank. One device sync."""
+        if self.ranks == 1:
+            return [[int(value) for value in values]]
+        mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        if mine.numel() == 0:
+            return [[] for _ in range(self.ranks)]
+        every = [torch.empty_like(mine) for _ in range(self.ranks)]
+        with _named("all-gather of integers", self.rank):
+            dist.all_gather(every, mine, group=self._group)
+        return [one.tolist() for one in every]
+
+    def broadcast(self, t: Tensor, source: int = 0) -> Tensor:
+        """Overwrite `t` (same shape and dtype on every rank) with rank `source`'s, in place; returns `t`."""
+        if not 0 <= source < self.ranks:
+            raise ValueError(f"broadcast: got source {source}, expected 0 to {self.ranks - 1}")
+        self._check_device(t)
+        if self.ranks == 1 or t.numel() == 0:
+            return t
+        buffer = t.detach().contiguous()
+        with _named(f"broadcast of {t.numel()} values", self.rank):
+            dist.broadcast(_as_bytes(buffer), group=self._group, group_src=source)
+        if buffer.data_ptr() != t.data_ptr():
+            t.detach().copy_(buffer)
+        return t
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        if self.ranks == 1:
+            return
+        with _named("barrier", self.rank):
+            dist.barrier(
+                group=self._group, device_ids=[self.device.index] if self.backend == "nccl" else None
+            )
+
+    def close(self) -> None:
+        """Leave the process group; only a new `initialise` gives another. Harmless on one rank."""
+        if self.backend != "single" and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self.backend = "single"
+
+    def _check_rows(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
+        if send.dim() == 0 or len(send_counts) != self.ranks or len(recv_counts) != self.ranks:
+            raise ValueError(
+                f"all_to_all_rows: got a {send.dim()}-D tensor, {len(send_counts)} send and {len(recv_counts)} "
+                f"receive counts, expected rows and one count of each kind for each of {self.ranks} ranks"
+            )
+        if sum(send_counts) != len(send):
+            raise ValueError(
+                f"all_to_all_rows: got {len(send)} rows, expected the send counts' sum {sum(send_counts)}"
+            )
+        if send_counts[self.rank] != recv_counts[self.rank]:
+            raise ValueError(
+                f"all_to_all_rows: rank {self.rank} got {send_counts[self.rank]} rows to send to itself and "
+                f"{recv_counts[self.rank]} to receive from itself, expected the same number"
+            )
+        self._check_device(send)
+
+    def _check_device(self, t: Tensor) -> None:
+        if t.device.type != self.device.type:
+            raise ValueError(
+                f"collective: got a tensor on {t.device}, expected one on this rank's {self.device}"
+            )
+
+
+def _as_bytes(t: Tensor) -> Tensor:
+    """[bytes] uint8 over the memory of contiguous `t`."""
+    # Strided by hand: a tensor of none or one element is contiguous whatever its strides say, also stride 0.
+    return t.as_strided((t.numel(),), (1,)).view(torch.uint8)
+
+
+_current: Comm | None = None
+
+
+def current() -> Comm:
+    """This process's `Comm`; one rank on the CPU if none was initialised."""
+    global _current
+    if _current is None:
+        _current = Comm()
+    return _current
+
+
+def initialise(
+    rank: int = 0,
+    ranks: int = 1,
+    device: torch.device | str = "cpu",
+    init_method: str | None = None,
+    timeout_s: float = 600.0,
+) -> Comm:
+    """Join the other ranks and make the result `current()`. All ranks call it.
+
+    Args:
+        rank, ranks: this rank and how many there are. One rank needs no process group and no `init_method`.
+        device: this rank's device; its type chooses the backend (cpu: gloo, cuda: NCCL).
+        init_method: where ranks meet, as `torch.distributed.init_process_group` wants it ("file:///...",
+            "env://").
+        timeout_s: seconds after which a collective that some rank does not join fails.
+    """
+    global _current
+    if _current is not None and _current.ranks > 1:
+        raise wrong(
+            "ranks",
+            f"a call inside rank {_current.rank} of {_current.ranks}",
+            "one that starts outside any rank",
+            "call tgnn.parallel.shutdown() first, or start ranks once",
+        )
+    device = torch.device(device)
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    if ranks == 1:
+        _current = Comm(device=device)
+        return _current
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with _named(f"meeting {ranks - 1} other ranks at {init_method}", rank):
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            timeout=timedelta(seconds=timeout_s),
+            world_size=ranks,
+            rank=rank,
+            device_id=device if backend == "nccl" else None,
+        )
+    _current = Comm(rank, ranks, device, backend)
+    return _current
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun (or a launcher that speaks like it) started this process."""
+    return all(name in os.environ for name in TORCHRUN_VARIABLES)
+
+
+def torchrun_int(name: str) -> int:
+    """One of torchrun's integer variables. Raises `UserError` if it is not an integer."""
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise wrong(name, repr(os.environ[name]), "an integer", "start the ranks with torchrun") from error
+
+
+def initialise_from_env(device: str = "auto", timeout_s: float = 600.0) -> Comm:
+    """Join the group torchrun describes in the environment; the rank uses cuda:LOCAL_RANK or the CPU.
+
+    Raises `UserError` where these variables are missing or the machine has fewer GPUs than ranks with
+    device="cuda".
+    """
+    if not under_torchrun():
+        missing = ", ".join(name for name in TORCHRUN_VARIABLES if name not in os.environ)
+        raise wrong(
+            "torchrun", f"no {missing}", "its variables in the environment", "start the ranks with torchrun"
+        )
+    local_rank = torchrun_int("LOCAL_RANK")
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
+    chosen = rank_device(device, local_rank, local_ranks)
+    return initialise(torchrun_int("RANK"), torchrun_int("WORLD_SIZE"), chosen, "env://", timeout_s)
+
+
+def rank_device(device: str, local_rank: int, local_ranks: int) -> torch.device:
+    """The device of one of `local_ranks` ranks on this machine.
+
+    "auto" is one GPU per rank where there are enough, else the CPU; "cuda" insists on GPUs. Raises
+    `UserError`.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise wrong("device", repr(device), "auto, cpu or cuda", "choose one of these")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and gpus < local_ranks:
+        raise wrong(
+            "device",
+            f"cuda for {local_ranks} ranks",
+            f"no more ranks than this machine's {gpus} GPUs",
+            "use fewer ranks or device cpu",
+        )
+    if device == "cpu" or gpus < local_ranks:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
+
+
+def shutdown() -> None:
+    """Leave the process group, if any; `current()` is one rank again."""
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = None

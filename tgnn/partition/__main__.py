@@ -1,0 +1,103 @@
+"""`python -m tgnn.partition DATA --parts P --out STORE`: partition a dataset, write its store, print its
+table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgnn.data.load import load
+from tgnn.data.options import DataOptions
+from tgnn.errors import run_command, wrong
+from tgnn.partition.assign import METHODS, assign, estimated_bytes
+from tgnn.partition.report import format_report, report
+from tgnn.partition.store import check_target, store_bytes, write_store
+from tgnn.training.flags import Parser, add_flags, option, options_from_args
+
+LARGE_BYTES = 1 << 30
+
+
+@dataclass(kw_only=True)
+class PartitionOptions:
+    """Every option of the command beside those of the data."""
+
+    parts: int | None = option(None, "number of parts, one for each rank that will train (required)")
+    out: str | None = option(None, "folder of the store to write (required)")
+    partitioner: str = option("lp", "how vertices are dealt to parts", choices=METHODS)
+    seed: int = option(0, "seed of the partitioner")
+    overwrite: bool = option(False, "replace an existing store at --out")
+
+    def __post_init__(self) -> None:
+        if self.parts is None or self.parts < 1:
+            raise wrong(
+                "--parts", self.parts or "no number", "at least 1", "give --parts P, one part per rank"
+            )
+        if not self.out:
+            raise wrong("--out", "no folder", "a folder for the store", "give --out STORE")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; raises UserError for a user's mistake, before anything is written."""
+    data, data_options, options = _parse(argv)
+    path = Path(options.out)
+    check_target(path, options.overwrite)
+    dataset = load(data, data_options)
+    graph = dataset.graph
+    _announce(graph.num_vertices, graph.num_edges, options.partitioner, store_bytes(dataset))
+    part_of = assign(dataset, options.parts, options.partitioner, options.seed)
+    found = report(dataset, part_of, options.parts)
+    made_how = {
+        "data": data,
+        "partitioner": options.partitioner,
+        "parts": options.parts,
+        "seed": options.seed,
+    }
+    store = write_store(
+        dataset,
+        part_of,
+        path,
+        made_how,
+        found,
+        progress=True,
+        num_parts=options.parts,
+        overwrite=options.overwrite,
+    )
+    sizes = f"{graph.num_vertices:,} vertices, {graph.num_edges:,} in-edges"
+    print(f"{dataset.name}: {sizes}, {options.parts} parts")
+    print(format_report(found))
+    print(f"store: {store.path}")
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[str, DataOptions, PartitionOptions]:
+    parser = Parser(
+        prog="python -m tgnn.partition",
+        usage="%(prog)s DATA --parts P --out STORE [options]",
+        description="Cut a dataset into parts, one for each rank, and write them as a store.",
+    )
+    parser.add_argument("data", nargs="?", metavar="DATA", help="a dataset's name or path")
+    add_flags(parser, PartitionOptions, "partition")
+    add_flags(parser, DataOptions, "data")
+    args: Any = parser.parse_args(argv)
+    if args.data is None:
+        raise wrong("DATA", "nothing", "a dataset's name or path", "name one, for example sbm")
+    options = PartitionOptions(**options_from_args(args, PartitionOptions))
+    return args.data, DataOptions(**options_from_args(args, DataOptions)), options
+
+
+def _announce(num_vertices: int, num_edges: int, partitioner: str, stored_bytes: int) -> None:
+    """Before long work: what it will take, on stderr."""
+    needed = stored_bytes + estimated_bytes(num_vertices, num_edges, partitioner)
+    if needed >= LARGE_BYTES:
+        print(
+            f"partitioning {num_vertices:,} vertices and {num_edges:,} in-edges with {partitioner}: about "
+            f"{needed / 2**30:.1f} GiB of memory (dataset included), {stored_bytes / 2**30:.1f} GiB on disk",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

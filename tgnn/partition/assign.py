@@ -1,0 +1,180 @@
+"""Decides which part every vertex goes to.
+
+What is balanced, most important first: training vertices (the seeds a rank starts from), in-edges (the work
+it does), vertices (the rows it stores), validation and test vertices. Within those caps the partitioners `lp`
+and `metis` cut few edges; `random` cuts many, needs almost no memory, and balances everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tgnn.errors import wrong
+from tgnn.partition.balance import part_caps
+from tgnn.partition.label_propagation import label_propagation
+from tgnn.partition.metis import metis
+from tgnn.partition.undirected import undirected
+
+METHODS = ("lp", "metis", "random")
+SLACK = 1.05
+SLACK_EVALUATION = 1.10
+
+
+def assign(
+    data: Any,
+    num_parts: int,
+    method: str = "lp",
+    seed: int = 0,
+    *,
+    train: np.ndarray | None = None,
+    val: np.ndarray | None = None,
+    test: np.ndarray | None = None,
+    vertex_weight: np.ndarray | None = None,
+    edge_weight: np.ndarray | None = None,
+) -> np.ndarray:
+    """The part of every vertex of `data`, a Graph or a Dataset (whose splits are taken unless given here):
+    int32 [N].
+
+    `num_parts` >= 1; more parts than vertices leave parts empty. `method` is "lp" (label propagation, built
+    in), "metis" (needs pymetis) or "random". `train`, `val`, `test`: id arrays. `vertex_weight` [N] or [N,
+    k], non-negative: the work of a vertex, each column balanced by itself (default: its in-edges).
+    `edge_weight` [E] in in-edge order, non-negative: what cutting an edge costs (default: 1; the graph's own
+    edge weights play no part). The same arguments give the same answer everywhere.
+
+    Each balanced quantity stays within 1.05 times its mean per part (1.10 for val and test) where single
+    vertices are small enough for that. Raises UserError for arguments of other shapes or values, and for
+    "metis" without pymetis.
+    """
+    graph = getattr(data, "graph", data)
+    n = graph.num_vertices
+    if not isinstance(num_parts, (int, np.integer)) or num_parts < 1:
+        raise wrong("number of parts", num_parts, "at least 1", "give a positive whole number")
+    if method not in METHODS:
+        raise wrong("partitioner", method, " or ".join(METHODS), "choose one of these")
+    splits = [
+        given if given is not None else getattr(data, name, None)
+        for given, name in ((train, "train"), (val, "val"), (test, "test"))
+    ]
+    kind = _kinds(n, splits)
+    if num_parts == 1:
+        return np.zeros(n, dtype=np.int32)
+    if method == "random":
+        return _random(kind, num_parts, seed)
+    weights, slack = _constraints(graph, kind, _checked_weight(vertex_weight, n, "vertex_weight"))
+    matrix = undirected(graph, _checked_weight(edge_weight, graph.num_edges, "edge_weight", most_axes=1))
+    caps = part_caps(weights, num_parts, slack)
+    return _cut(matrix, weights, caps, kind, num_parts, method, seed)
+
+
+def estimated_bytes(num_vertices: int, num_edges: int, method: str) -> int:
+    """About how much memory `assign` and `report` take at their peak beside the graph itself."""
+    if method == "random":
+        return 64 * num_vertices
+    return 160 * num_vertices + (28 if method == "lp" else 56) * num_edges
+
+
+def _kinds(n: int, splits: list) -> np.ndarray:
+    """int8 [N]: 0 train, 1 val, 2 test, 3 none of them."""
+    kind = np.full(n, 3, dtype=np.int8)
+    for number, ids in reversed(list(enumerate(splits))):
+        if ids is None:
+            continue
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= n)):
+            name = ("train", "val", "test")[number]
+            raise wrong(
+                name,
+                f"{ids.dtype} {list(ids.shape)}",
+                f"a list of vertex ids in [0, {n})",
+                "pass ids, not a mask",
+            )
+        kind[ids.astype(np.int64)] = number
+    return kind
+
+
+def _checked_weight(weight: Any, length: int, name: str, most_axes: int = 2) -> np.ndarray | None:
+    if weight is None:
+        return None
+    weight = np.asarray(weight)
+    good = weight.dtype.kind in "iufb" and 1 <= weight.ndim <= most_axes and len(weight) == length
+    if not good or not np.isfinite(weight).all() or (weight.size and weight.min() < 0):
+        shape = f"[{length}]" + (f" or [{length}, k]" if most_axes == 2 else "")
+        raise wrong(
+            name,
+            f"{weight.dtype} {list(weight.shape)}",
+            f"finite numbers >= 0 of shape {shape}",
+            "pass one weight for each",
+        )
+    return weight
+
+
+def _constraints(
+    graph: Any, kind: np.ndarray, vertex_weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(weights float32 [k, N], slack [k]), most important first; constraints that weigh nothing at all are
+    left out.
+    """
+    work = graph.degree_in()[None] if vertex_weight is None else np.atleast_2d(vertex_weight.T)
+    rows = [kind == 0, *work, np.ones(len(kind), bool), kind == 1, kind == 2]
+    slack = np.array([SLACK] * (len(rows) - 2) + [SLACK_EVALUATION] * 2)
+    kept = [i for i, row in enumerate(rows) if row.any()]
+    return np.stack([rows[i].astype(np.float32) for i in kept]) if kept else np.zeros(
+        (0, len(kind)), np.float32
+    ), slack[kept]
+
+
+def _random(kind: np.ndarray, num_parts: int, seed: int) -> np.ndarray:
+    """Shuffle, then deal train, val, test and other vertices out in turn: every kind is even to within one
+    vertex.
+    """
+    order = np.random.default_rng(seed).permutation(len(kind))
+    order = order[np.argsort(kind[order], kind="stable")]
+    part_of = np.empty(len(kind), dtype=np.int32)
+    part_of[order] = np.arange(len(kind)) % num_parts
+    return part_of
+
+
+def _cut(matrix, weights, caps, kind, num_parts, method, seed) -> np.ndarray:
+    """Cut the connected vertices by `method`, then deal the isolated ones to the parts that lack their kind
+    most.
+    """
+    part_of = np.full(matrix.shape[0], -1, dtype=np.int32)
+    connected = np.flatnonzero(_has_neighbour(matrix))
+    isolated = np.flatnonzero(~_has_neighbour(matrix))
+    if len(connected):
+        if len(isolated):
+            matrix, weights = matrix[connected][:, connected], weights[:, connected]
+        # METIS cannot leave a part empty.
+        cut = metis if method == "metis" and num_parts <= len(connected) else label_propagation
+        part_of[connected] = cut(matrix, weights, caps, num_parts, seed)
+    for number in range(4):
+        same_kind = isolated[kind[isolated] == number]
+        counted = part_of[(part_of >= 0) & ((kind == number) | (number == 3))]
+        shares = _level(np.bincount(counted, minlength=num_parts), len(same_kind))
+        part_of[same_kind] = np.repeat(np.arange(num_parts, dtype=np.int32), shares)
+    return part_of
+
+
+def _has_neighbour(matrix) -> np.ndarray:
+    """bool [n]: vertices with an edge to another vertex (self-loops weigh 0 in `matrix`)."""
+    return np.asarray(matrix.sum(axis=1)).ravel() > 0
+
+
+def _level(load: np.ndarray, amount: int) -> np.ndarray:
+    """Share `amount` units out so that the loads become as even as they can: int64 [P] that sums to `amount`.
+
+    >>> _level(np.array([5, 1, 2]), 6).tolist()
+    [0, 4, 2]
+    """
+    order = np.argsort(load, kind="stable")
+    ascending = load[order]
+    # Raising the lowest m loads to the height of the m-th costs this much.
+    cost = np.arange(len(load)) * ascending - (np.cumsum(ascending) - ascending)
+    m = int(np.searchsorted(cost, amount, side="right"))
+    height, rest = divmod(amount + int(ascending[:m].sum()), m)
+    shares = np.zeros(len(load), dtype=np.int64)
+    shares[order[:m]] = height - ascending[:m]
+    shares[order[:rest]] += 1
+    return shares

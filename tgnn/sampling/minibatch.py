@@ -1,0 +1,60 @@
+"""MiniBatch: what one rank needs for one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tgnn.kernels import rng
+from tgnn.kernels.block import Block
+from tgnn.parallel.comm import Comm
+from tgnn.parallel.exchange import ExchangePlan
+
+Stage = Callable[[str], AbstractContextManager]
+"""Opens a named stage of a step's clock: `with stage("sample"): ...`."""
+
+
+def no_stage(name: str) -> AbstractContextManager:
+    """A clock that measures nothing."""
+    return nullcontext()
+
+
+@dataclass(eq=False)
+class MiniBatch:
+    """One rank's share of a global batch, sampled and loaded.
+
+    Layer l reads rows `ids[l]` (the ones this rank owns), receives its halo rows by `plans[l]`, aggregates over
+    `blocks[l]` and writes rows `ids[l + 1]`, which are the first of `ids[l]`; `ids[-1]` are the seeds.
+    """
+
+    blocks: list[Block]
+    """Input layer first. Sources of block l: the rows of `ids[l]`, then the halo rows."""
+    plans: list[ExchangePlan]
+    ids: list[Tensor]
+    """Original ids, int64; one more entry than there are blocks."""
+    x: Tensor | None
+    """[len(ids[0]), F] features of the input rows."""
+    y: Tensor | None
+    """Labels of the seeds: int64 [B] or float32 [B, C]."""
+    global_seeds: int
+    """Seeds of the global batch, over all ranks: the loss is a sum divided by this."""
+    comm: Comm
+    """The ranks that exchange halo rows: this rank alone in data mode."""
+    seed: int = 0
+    epoch: int = 0
+    step: int = 0
+    work: dict[str, int] = field(default_factory=dict)
+    """This rank's counts: seeds, edges, input_rows, feature_rows_loaded, halo_rows."""
+    stage: Stage = no_stage
+
+    @property
+    def seeds(self) -> Tensor:
+        """Original ids of this rank's seeds, int64 [B]."""
+        return self.ids[-1]
+
+    def dropout_key(self, purpose: int, layer: int) -> int:
+        """The key of a layer's dropout in this step; `purpose` is rng.FEATURE_DROPOUT or rng.ATTENTION_DROPOUT."""
+        return rng.stream(self.seed, purpose, self.epoch, self.step, layer)

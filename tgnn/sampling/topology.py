@@ -1,0 +1,79 @@
+"""Topology: the in-edges that one rank can sample, and what is known of their vertices.
+
+In split mode that is the rank's own part. In data mode it is the whole graph: every rank keeps a copy of all parts'
+in-edges in memory, as data-parallel trainers do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tgnn.partition.store import Part, Store
+
+
+@dataclass(eq=False)
+class Topology:
+    """In-edge CSR of the vertices with new ids [first, end), row by row.
+
+    indptr [n + 1] int64; indices [E]: new ids of the sources, rows in position order; original_id [n] int64;
+    degree_out [N] int32 or int64 by new id: out-degrees in the full graph, also of vertices that others own;
+    edge_weight [E] float32 or None; offsets: first new id of every part and N at the end.
+    """
+
+    first: int
+    end: int
+    indptr: Tensor
+    indices: Tensor
+    original_id: Tensor
+    degree_out: Tensor
+    edge_weight: Tensor | None
+    offsets: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Vertices whose in-edges are here."""
+        return self.end - self.first
+
+    @classmethod
+    def of_part(cls, store: Store, part: int, device: torch.device | str = "cpu") -> Topology:
+        """What the owner of `part` can sample: its own vertices' in-edges."""
+        mine = store.part(part)
+        offsets = _offsets(store)
+        return cls._make(offsets[part], offsets[part + 1], [mine], store, device)
+
+    @classmethod
+    def of_whole(cls, store: Store, device: torch.device | str = "cpu") -> Topology:
+        """The whole graph, its parts one after the other."""
+        return cls._make(0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device)
+
+    @classmethod
+    def _make(cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str) -> Topology:
+        every_part = [store.part(p) for p in range(store.num_parts)]
+        edges_before = np.cumsum([0] + [part.num_edges for part in parts])
+        starts = [part.indptr[:-1] + before for part, before in zip(parts, edges_before, strict=False)]
+        indptr = parts[0].indptr if len(parts) == 1 else np.concatenate([*starts, edges_before[-1:]])
+        weights = [part.edge_weight for part in parts]
+        return cls(
+            first=first,
+            end=end,
+            indptr=_tensor([indptr], device),
+            indices=_tensor([part.indices for part in parts], device),
+            original_id=_tensor([part.original_id for part in parts], device),
+            degree_out=_tensor([part.degree_out for part in every_part], device),
+            edge_weight=_tensor(weights, device) if store.has_edge_weight else None,
+            offsets=_offsets(store),
+        )
+
+
+def _offsets(store: Store) -> tuple[int, ...]:
+    return tuple(int(offset) for offset in store.ownership.offsets)
+
+
+def _tensor(arrays: list[np.ndarray], device: torch.device | str) -> Tensor:
+    # One array stays the memory map that it is; several are copied together.
+    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return torch.from_numpy(np.asarray(array)).to(device)

@@ -1,0 +1,59 @@
+"""`python -m tgnn.train [DATA] [options]`: train a graph neural network, split over ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tgnn.errors import run_command
+from tgnn.parallel.comm import rank_device, torchrun_int, under_torchrun
+from tgnn.parallel.launch import launch
+from tgnn.training.config import Resolved, resolve
+from tgnn.training.metrics import RunLog, create_run_dir, format_summary
+from tgnn.training.prepare import prepare_for_ranks
+from tgnn.training.trainer import check_run, train_rank
+
+# As a shell reports a process that a signal ended.
+STOPPED_STATUS = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the command line says; returns the exit status."""
+    resolved = resolve(argv)
+    config, ranks = resolved.config, resolved.num_ranks()
+    if not under_torchrun():
+        rank_device(config.device, 0, ranks)
+    store = prepare_for_ranks(resolved, ranks)
+    check_run(store, config, ranks)
+    run_dir = _run_dir(resolved, store.name)
+    summary = launch(train_rank, resolved, store, run_dir, ranks=ranks, device=config.device, timeout=config.timeout)
+    return 0 if summary is None else _report(summary, run_dir)
+
+
+def _run_dir(resolved: Resolved, name: str) -> Path | None:
+    """The run's directory, made unless it is resumed; None on torchrun's other ranks, which write nothing."""
+    config = resolved.config
+    if config.resume:
+        return Path(config.run_dir)
+    if under_torchrun() and torchrun_int("RANK") != 0:
+        return None
+    run_dir = create_run_dir(config.run_dir, name, config.model)
+    RunLog(run_dir).write_config(resolved.record())
+    return run_dir
+
+
+def _report(summary: dict[str, Any], run_dir: Path | None) -> int:
+    if "seconds_per_epoch" in summary:
+        print(format_summary(summary))
+    stopped = summary["stopped"]
+    print(f"run                {run_dir}" + (f"  (stopped: {stopped['why']})" if stopped else ""))
+    if stopped and stopped["signal"]:
+        print(f"continue with: python -m tgnn.train --resume {run_dir}", file=sys.stderr)
+        return STOPPED_STATUS + stopped["signal"]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

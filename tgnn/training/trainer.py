@@ -1,0 +1,271 @@
+"""The training loop of one rank: sample, forward, backward, sum the gradients, step; evaluate; checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from tgnn.errors import wrong
+from tgnn.kernels.backend import all_ran, set_backend, use_backend
+from tgnn.nn.model import GNN
+from tgnn.parallel.comm import current
+from tgnn.parallel.exchange import all_reduce_gradients
+from tgnn.partition.store import Store
+from tgnn.sampling.loader import Loader
+from tgnn.sampling.minibatch import MiniBatch
+from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
+from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, TrainConfig
+from tgnn.training.inference import LayerwiseInference, autocast
+from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
+from tgnn.training.metrics import RunLog, StageClock, WorkCounters, epoch_line, memory, provenance, summarise
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def train_rank(resolved: Resolved, store: Store, run_dir: Path | None) -> dict[str, Any] | None:
+    """Train as one of the current ranks; returns the run's summary on rank 0, None on the others. Collective.
+
+    `run_dir` holds the run's files, written by rank 0; None writes none (and such a run cannot resume).
+    """
+    return Trainer(resolved, store, run_dir).fit()
+
+
+def build_model(config: TrainConfig, store: Store) -> GNN:
+    """The model of a run, its weights drawn from the run's seed: the same on every rank."""
+    torch.manual_seed(config.seed)
+    model = GNN.build(
+        config.model, store.num_features, config.hidden, store.num_classes, len(config.fanouts), heads=config.heads,
+        output_heads=config.output_heads, aggregator=config.aggregator, dropout=config.dropout,
+        attention_dropout=config.attention_dropout, activation=config.activation, norm=config.norm,
+        residual=config.residual,
+    )  # fmt: skip
+    return model.double() if config.dtype == "float64" else model
+
+
+def build_optimizer(config: TrainConfig, model: GNN) -> torch.optim.Optimizer:
+    """The optimizer of a run; Adam and AdamW in their fused form."""
+    parameters, rate, decay = model.parameters(), config.lr, config.weight_decay
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=decay)
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, weight_decay=decay, fused=True)
+
+
+class Trainer:
+    """One rank's run: the state between epochs is a `CheckpointState`, so stopping and resuming change nothing."""
+
+    def __init__(self, resolved: Resolved, store: Store, run_dir: Path | None) -> None:
+        config = self.config = resolved.config
+        self.comm, self.store, self.record = current(), store, resolved.record()
+        self.metric = check_run(store, config, self.comm.ranks)
+        set_backend(config.backend)
+        self.dtype, self.clock = DTYPES[config.dtype], StageClock()
+        self.loader = Loader(
+            store, config.fanouts, config.batch_size, parallel=config.parallel, replace=config.replace,
+            seed=config.seed, prefetch=config.prefetch, stage=self.clock.stage,
+        )  # fmt: skip
+        self.inference = LayerwiseInference(store, chunk_edges=config.inference_edges, dtype=self.dtype)
+        self.model = build_model(config, store).to(self.comm.device)
+        self.optimizer = build_optimizer(config, self.model)
+        self.run_dir = run_dir
+        self.log = RunLog(run_dir) if run_dir is not None and self.comm.rank == 0 else None
+        self.state = self._resume() if config.resume else CheckpointState(model={}, optimizer={}, epoch=1)
+        self.lines = self.log.lines() if self.log is not None else []
+        self.stop_signal: int | None = None
+
+    def fit(self) -> dict[str, Any] | None:
+        """Run the epochs that are left; returns the summary on rank 0. Collective."""
+        state, config = self.state, self.config
+        steps = max(0, (config.epochs - state.epoch + 1) * len(self.loader) - state.step)
+        stopped = None
+        with _stop_signals(self), _progress(config.progress, steps, self.comm.rank) as bar:
+            while stopped is None and state.epoch <= config.epochs:
+                if config.patience and state.stale >= config.patience:
+                    stopped = {"why": f"no better validation metric for {config.patience} epochs", "signal": None}
+                elif not self._epoch(bar):
+                    name = signal.Signals(self.stop_signal or signal.SIGTERM)
+                    stopped = {"why": f"{name.name} in epoch {state.epoch}", "signal": int(name)}
+        if self.comm.rank != 0 or not self.lines:
+            return None if self.comm.rank != 0 else {"stopped": stopped}
+        summary = summarise(
+            self.lines, state.best_epoch, stopped=stopped, kernels=all_ran(), config=self.record,
+            provenance=provenance(self.comm.device),
+        )  # fmt: skip
+        if self.log is not None:
+            self.log.write_summary(summary)
+        return summary
+
+    def _epoch(self, bar: tqdm) -> bool:
+        """One epoch, or what is left of it; False where a signal stopped it (after a checkpoint)."""
+        state, every = self.state, self.config.checkpoint_every
+        self.clock.start()
+        work, sent = WorkCounters(), self.comm.bytes_sent
+        earlier = dict(state.work)
+        self.model.train()
+        for batch in self.loader.iterate(state.epoch - 1, state.step):
+            loss, stop = self._step(batch)
+            state.step += 1
+            state.loss_sum += loss
+            state.seeds += batch.global_seeds
+            for name, count in batch.work.items():
+                setattr(work, name, getattr(work, name) + count)
+            work.exchange_bytes = self.comm.bytes_sent - sent
+            bar.update()
+            if stop or (every and state.step % every == 0 and state.step < len(self.loader)):
+                with self.clock.stage("update"):
+                    self._checkpoint(work, earlier)
+            if stop:
+                return False
+        self._finish_epoch(work, earlier, bar)
+        return True
+
+    def _step(self, batch: MiniBatch) -> tuple[float, bool]:
+        """One optimizer step; returns (sum of the batch's losses over all ranks, whether any rank wants to stop)."""
+        clock = self.clock
+        with clock.stage("forward"), autocast(self.dtype, self.comm.device):
+            batch.x = batch.x.to(self.dtype)
+            total = loss_sum(self.model(batch), batch.y, self.store.task)
+        with clock.stage("backward"):
+            self.optimizer.zero_grad(set_to_none=True)
+            (total / batch.global_seeds).backward()
+        with clock.stage("update"):
+            # The stop flag travels with the gradients: all ranks stop after the same step, without another collective.
+            extra = torch.stack(
+                [total.detach().double(), total.new_tensor(self.stop_signal is not None).double()]
+            )
+            loss, stop = all_reduce_gradients(self.model, extra=extra).tolist()
+            self.optimizer.step()
+        return loss, stop > 0
+
+    def _finish_epoch(self, work: WorkCounters, earlier: dict[str, int], bar: tqdm) -> None:
+        state, config = self.state, self.config
+        loss, epoch = state.loss_sum / max(state.seeds, 1), state.epoch
+        figures: dict[str, Any] = {"train_acc": None, "val_acc": None, "test_acc": None, "val_loss": None}
+        better = False
+        with self.clock.stage("eval"):
+            if epoch % config.eval_every == 0 or epoch == config.epochs:
+                figures = self._evaluate()
+                better = self._is_better(figures)
+            state.stale = 0 if better else state.stale + 1
+            if better:
+                state.best_epoch, state.best_metric, state.best_loss = (
+                    epoch,
+                    figures["val_acc"],
+                    figures["val_loss"],
+                )
+            counts, used = work.sum_over_ranks(self.comm, earlier), memory(self.comm.device, self.comm)
+            state.epoch, state.step, state.loss_sum, state.seeds, state.work = epoch + 1, 0, 0.0, 0, {}
+            if self.run_dir is not None:
+                self._save(LAST_FILE, *([BEST_FILE] if better else []))
+        seconds = self.clock.seconds()
+        line = epoch_line(
+            epoch=epoch, loss=loss, metric=self.metric, ranks=self.comm.ranks, parallel=config.parallel,
+            seconds=seconds, work=counts, memory=used, **figures,
+        )  # fmt: skip
+        self.lines.append(line)
+        if self.log is not None:
+            self.log.append(line)
+        shown = {"loss": loss, **{name: figures[name] for name in ("val_acc", "test_acc")}}
+        bar.set_description(f"epoch {epoch}/{config.epochs}", refresh=False)
+        bar.set_postfix({name: f"{value:.4f}" for name, value in shown.items() if value is not None})
+
+    def _evaluate(self) -> dict[str, float | None]:
+        """Metric on every split and the validation loss, by exact inference."""
+        logits = self.inference(self.model)
+        part, figures = self.inference.part, {}
+        labels = torch.from_numpy(part.labels).to(logits.device)
+        for split in ("train", "val", "test"):
+            rows = torch.from_numpy(getattr(part, split)).to(logits.device)
+            figures[f"{split}_acc"] = evaluate(logits[rows], labels[rows], self.metric, self.comm)[0]
+            if split == "val":
+                figures["val_loss"] = mean_loss(logits[rows], labels[rows], self.store.task, self.comm)
+        return figures
+
+    def _is_better(self, figures: dict[str, float | None]) -> bool:
+        """Whether the validation metric is the best so far, ties broken by validation loss; without one: the newest."""
+        state, value, loss = self.state, figures["val_acc"], figures["val_loss"]
+        if value is None or state.best_metric is None:
+            return True
+        tied = value == state.best_metric and loss is not None and state.best_loss is not None
+        return value > state.best_metric or (tied and loss < state.best_loss)
+
+    def _checkpoint(self, work: WorkCounters, earlier: dict[str, int]) -> None:
+        """Write `last.pt` in the middle of an epoch. Collective."""
+        if self.run_dir is None:
+            return
+        counts = work.sum_over_ranks(self.comm, earlier)
+        self.state.work = {name: counts[name] for name in work.as_dict()}
+        self._save(LAST_FILE)
+
+    def _save(self, *names: str) -> None:
+        """Write the run's state, rank 0's copy of what all ranks have."""
+        if self.comm.rank == 0:
+            self.state.model, self.state.optimizer = self.model.state_dict(), self.optimizer.state_dict()
+            self.state.config, self.state.dataset = self.record, dataset_fingerprint(self.store)
+            for name in names:
+                self.state.save(self.run_dir / name)
+
+    def _resume(self) -> CheckpointState:
+        state = CheckpointState.load(self.run_dir / LAST_FILE)
+        state.check_dataset(dataset_fingerprint(self.store))
+        self.model.load_state_dict(state.model)
+        self.optimizer.load_state_dict(state.optimizer)
+        if self.log is not None:
+            self.log.rewind(state.epoch)
+        return state
+
+
+def check_trainable(store: Store) -> None:
+    """Refuse, before any work, a store that no model can train on or score: UserError."""
+    what = f"training on {store.name}"
+    if store.num_features == 0:
+        raise wrong(what, "no features", "a feature row per vertex", "give features, for example --feature-file FILE")
+    if store.task is None or store.num_classes == 0:
+        raise wrong(what, "no labels", "labels of the training vertices", "give labels, for example --label-file FILE")
+
+
+def check_run(store: Store, config: TrainConfig, ranks: int) -> str:
+    """Refuse, before any work, a run that cannot go on with this store: UserError. Returns the metric's name."""
+    check_trainable(store)
+    store.require_parts(ranks)
+    if not any(len(store.part(part).train) for part in range(store.num_parts)):
+        what, do = f"training on {store.name}", "give one, for example --split random:20,30"
+        raise wrong(what, "no training vertices", "a split", do)
+    with use_backend(config.backend):
+        return check_metric(config.metric, store.task, store.num_classes)
+
+
+@contextmanager
+def _stop_signals(trainer: Trainer) -> Iterator[None]:
+    """While training, SIGTERM asks for a checkpoint and an end after the step; so does a first interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if number == signal.SIGINT and trainer.stop_signal is not None:
+            raise KeyboardInterrupt
+        trainer.stop_signal = number
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(when: str, steps: int, rank: int) -> Iterator[tqdm]:
+    """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2 seconds."""
+    shown = rank == 0 and (when == "always" or (when == "auto" and sys.stderr.isatty()))
+    with tqdm(total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:
+        yield bar
