@@ -64,7 +64,7 @@ def test_blocks_of_any_size_give_the_same_graph(write, monkeypatch, block_chars)
     np.testing.assert_array_equal(
         read(path, num_vertices=30).graph.edge_index(), edges.T[:, np.lexsort((edges[:, 0], edges[:, 1]))]
     )
-    with pytest.raises(UserError, match="line 401: got '9 99'"):
+    with pytest.raises(UserError, match="line 402: got '9 99'"):
         read(
             write(
                 "bad.txt",

@@ -1,4 +1,4 @@
-"""A script that starts ranks, for tests that need a parent of their own: `launch_job.py error|wait FOLDER`."""
+"""A script that starts ranks, for tests that need a parent of their own: `launch_job.py error|wait DIR`."""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ class Malicious:
         return (Path.touch, (self.witness,))
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("writer", ["torch", "pickle"])
 def test_a_pickle_with_code_is_refused_unread(tmp_path: Path, writer: str) -> None:
     witness, path = tmp_path / "witness", tmp_path / "last.pt"

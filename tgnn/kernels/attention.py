@@ -6,8 +6,8 @@
     gatv2: score = sum over d of att[h, d] * LeakyReLU(dst[v, h, d] + src[u, h, d])
     dot:   score = <dst[v, h], src[u, h]> / sqrt(D)
 
-gat is Velickovic et al. 2018, eq. 3 (its product with the attention vector split in two halves), gatv2 Brody et al.
-2022, eq. 7, dot Vaswani et al. 2017, eq. 1.
+gat is Velickovic et al. 2018, eq. 3 (its product with the attention vector split in two halves), gatv2 is
+Brody et al. 2022, eq. 7, dot is Vaswani et al. 2017, eq. 1.
 
 A destination without edges gets 0, never NaN. Half types are computed in float32 throughout and cast once.
 Attention dropout is keyed by the edge (original destination id, position) and the head.
@@ -33,6 +33,9 @@ from tgnn.kernels.dropout import keep_mask, threshold
 from tgnn.kernels.sddmm import sddmm_torch
 from tgnn.kernels.segment import edge_chunks, segment_max, segment_sum, widened
 from tgnn.kernels.spmm import spmm_torch
+
+# (gradient, input, slope, whether the input is the result): several times as fast as torch.where on a CPU.
+leaky_relu_backward = torch.ops.aten.leaky_relu_backward
 
 KINDS = ("gat", "gatv2", "dot")
 
@@ -117,7 +120,7 @@ def edge_keep(block: Block, heads: int, p: float, key: int, dtype: torch.dtype =
 def edge_softmax(block: Block, score: Tensor) -> Tensor:
     """Softmax of `score` [n_edges, H] over each destination's in-edges: [n_edges, H] in its dtype.
 
-    Computed in float32 at least; differentiable. Example: two edges of scores 0 and log 2 into one row, none into
+    Computed in float32 at least; differentiable. Example: edges of scores 0 and log 2 into one row, none into
     another: 1/3 and 2/3. Raises: UserError for a shape that does not fit.
     """
     if score.dim() != 2 or score.shape[0] != block.n_edges:
@@ -153,7 +156,7 @@ class _EdgeSoftmax(torch.autograd.Function):
 
 
 class _Gatv2Score(torch.autograd.Function):
-    """GATv2's score without a [n_edges, H, D] tensor: the backward computes the edge sums again, run by run."""
+    """GATv2's score without a [n_edges, H, D] tensor: the backward computes the edge sums again by runs."""
 
     @staticmethod
     def forward(ctx, block, dst, src, att, slope):
@@ -170,14 +173,14 @@ class _Gatv2Score(torch.autograd.Function):
         grad_dst, grad_src, grad_att = torch.empty_like(dst), torch.empty_like(src), torch.zeros_like(att)
         for rows, edges, sums in _edge_sums(block.indptr, block.dst_rows, dst, block.indices, src):
             of_edge = grad[edges, :, None]
-            share = torch.where(sums > 0, att, att * ctx.slope).mul_(of_edge)
+            share = leaky_relu_backward(of_edge * att, sums, ctx.slope, False)
             grad_dst[rows] = segment_sum(share, _ends(block.indptr, rows))
             grad_att += F.leaky_relu_(sums, ctx.slope).mul_(of_edge).sum(0)
         if ctx.needs_input_grad[2]:
             own = torch.repeat_interleave(back.indptr.diff(), output_size=block.n_edges)
             for rows, edges, sums in _edge_sums(back.indptr, own, src, back.indices, dst):
                 of_edge = grad.index_select(0, back.edge[edges])[..., None]
-                share = torch.where(sums > 0, att, att * ctx.slope).mul_(of_edge)
+                share = leaky_relu_backward(of_edge * att, sums, ctx.slope, False)
                 grad_src[rows] = segment_sum(share, _ends(back.indptr, rows))
         return None, grad_dst, grad_src, grad_att, None
 

@@ -37,7 +37,7 @@ def bag_sum(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None =
         return table.new_zeros(segments, table.shape[1])
     if rows.numel() >= 1 << 31:  # embedding_bag wants offsets of the rows' type, and these pass 32 bits
         rows = rows.to(torch.int64)
-    # embedding_bag adds half types in float32 itself, but wants weights of the table's dtype: they would be rounded.
+    # embedding_bag adds half types in float32, but wants weights of the table's dtype: that would round them.
     wide = table if weight is None else widened(table)
     if weight is not None:
         weight = weight.to(wide.dtype).contiguous()

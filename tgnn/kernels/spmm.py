@@ -88,7 +88,7 @@ def weighted_sum(indices: Tensor, indptr: Tensor, x: Tensor, weight: Tensor | No
 
 
 def edge_dot(block: Block, dst: Tensor, src: Tensor) -> Tensor:
-    """`out[e] = <dst[v], src[u]>` over the last axis for every edge u -> v; [E] or [E, H], float32 at least."""
+    """`out[e] = <dst[v], src[u]>` over the last axis for every edge; [E] or [E, H], at least float32."""
     wide = torch.float64 if dst.dtype == torch.float64 else torch.float32
     out = torch.empty(block.n_edges, *src.shape[1:-1], dtype=wide, device=src.device)
     for _, edges in edge_chunks(block.indptr, prod(src.shape[1:])):

@@ -2,7 +2,7 @@
 
 `unique` sorts. `DirectTable` numbers ids of a known range through a table with one slot per id: no hash.
 
-Example: a table over 10 ids, first [7, 2], then [2, 9, 4, 9]: numbered [7, 2, 4, 9]; lookup([9, 2]) is [3, 1].
+Example: a table over 10 ids, first [7, 2], then [2, 9, 4, 9]: numbered [7, 2, 4, 9]; lookup([9, 2]): [3, 1].
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DirectTable:
     def number(self, first: Tensor, others: Tensor) -> Tensor:
         """Number `first` (distinct ids, kept in order) from 0, then the distinct rest of `others`, ascending.
 
-        Args: first [m], others [n], integer ids in range. Returns: [k] int64, the ids by number; `lookup` gives
+        Args: first [m], others [n], integer ids in range. Returns: [k] int64, the ids by number; `lookup` is
         the inverse until the next call (one device sync).
         """
         choose("relabel", first, others)

@@ -208,8 +208,8 @@ class Comm:
     def _check_rows(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
         if send.dim() == 0 or len(send_counts) != self.ranks or len(recv_counts) != self.ranks:
             raise ValueError(
-                f"all_to_all_rows: got a {send.dim()}-D tensor, {len(send_counts)} send and {len(recv_counts)} "
-                f"receive counts, expected rows and one count of each kind for each of {self.ranks} ranks"
+                f"all_to_all_rows: got a {send.dim()}-D tensor, {len(send_counts)} send counts and "
+                f"{len(recv_counts)} receive counts, expected rows and both counts for {self.ranks} ranks"
             )
         if sum(send_counts) != len(send):
             raise ValueError(

@@ -188,7 +188,7 @@ def _run_ranks(
 
 
 def _pickled(fn: Callable[..., Any], args: tuple) -> bytes:
-    # Plain pickle copies tensors; torch's own sharing would need as much room in /dev/shm, often small in containers.
+    # Plain pickle copies tensors; torch's own sharing wants room in /dev/shm, which containers often lack.
     try:
         return pickle.dumps((fn, args), protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -249,7 +249,7 @@ class _Family:
         self._passed_on = False
 
     def start(self, jobs: list[Job], work: bytes) -> None:
-        """Start one process per job, all at once (importing torch takes each of them seconds); then send the work."""
+        """Start one process per job, all at once (importing torch takes seconds); then send the work."""
         context = multiprocessing.get_context("spawn")
         self._timeout = jobs[0].timeout
         for job in jobs:

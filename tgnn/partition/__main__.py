@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = load(data, data_options)
     graph = dataset.graph
     _announce(graph.num_vertices, graph.num_edges, options.partitioner, store_bytes(dataset))
-    part_of = assign(dataset, options.parts, options.partitioner, options.seed)
+    part_of = assign(dataset, options.parts, options.partitioner, options.seed, progress=True)
     found = report(dataset, part_of, options.parts)
     made_how = {
         "data": data,

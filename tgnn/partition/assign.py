@@ -7,9 +7,12 @@ and `metis` cut few edges; `random` cuts many, needs almost no memory, and balan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
+from tqdm import tqdm
 
 from tgnn.errors import wrong
 from tgnn.partition.balance import part_caps
@@ -33,6 +36,7 @@ def assign(
     test: np.ndarray | None = None,
     vertex_weight: np.ndarray | None = None,
     edge_weight: np.ndarray | None = None,
+    progress: bool = False,
 ) -> np.ndarray:
     """The part of every vertex of `data`, a Graph or a Dataset (whose splits are taken unless given here):
     int32 [N].
@@ -41,7 +45,8 @@ def assign(
     in), "metis" (needs pymetis) or "random". `train`, `val`, `test`: id arrays. `vertex_weight` [N] or [N,
     k], non-negative: the work of a vertex, each column balanced by itself (default: its in-edges).
     `edge_weight` [E] in in-edge order, non-negative: what cutting an edge costs (default: 1; the graph's own
-    edge weights play no part). The same arguments give the same answer everywhere.
+    edge weights play no part). The same arguments give the same answer everywhere. `progress` shows a bar
+    where stderr is a terminal and the work lasts.
 
     Each balanced quantity stays within 1.05 times its mean per part (1.10 for val and test) where single
     vertices are small enough for that. Raises UserError for arguments of other shapes or values, and for
@@ -62,10 +67,11 @@ def assign(
         return np.zeros(n, dtype=np.int32)
     if method == "random":
         return _random(kind, num_parts, seed)
-    weights, slack = _constraints(graph, kind, _checked_weight(vertex_weight, n, "vertex_weight"))
+    weights, caps = _constraints(graph, kind, _checked_weight(vertex_weight, n, "vertex_weight"), num_parts)
     matrix = undirected(graph, _checked_weight(edge_weight, graph.num_edges, "edge_weight", most_axes=1))
-    caps = part_caps(weights, num_parts, slack)
-    return _cut(matrix, weights, caps, kind, num_parts, method, seed)
+    hidden = None if progress else True
+    with tqdm(desc=f"partitioning ({method})", unit=" levels", leave=False, delay=2, disable=hidden) as bar:
+        return _cut(matrix, weights, caps, kind, num_parts, method, seed, bar.update)
 
 
 def estimated_bytes(num_vertices: int, num_edges: int, method: str) -> int:
@@ -111,18 +117,19 @@ def _checked_weight(weight: Any, length: int, name: str, most_axes: int = 2) -> 
 
 
 def _constraints(
-    graph: Any, kind: np.ndarray, vertex_weight: np.ndarray | None
+    graph: Any, kind: np.ndarray, vertex_weight: np.ndarray | None, num_parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(weights float32 [k, N], slack [k]), most important first; constraints that weigh nothing at all are
-    left out.
-    """
+    """(weights float32 [k, N], caps [k]), most important first; what weighs nothing at all is left out."""
     work = graph.degree_in()[None] if vertex_weight is None else np.atleast_2d(vertex_weight.T)
     rows = [kind == 0, *work, np.ones(len(kind), bool), kind == 1, kind == 2]
-    slack = np.array([SLACK] * (len(rows) - 2) + [SLACK_EVALUATION] * 2)
     kept = [i for i, row in enumerate(rows) if row.any()]
-    return np.stack([rows[i].astype(np.float32) for i in kept]) if kept else np.zeros(
-        (0, len(kind)), np.float32
-    ), slack[kept]
+    weights = np.zeros((len(kept), len(kind)), np.float32)
+    for row, i in zip(weights, kept, strict=True):
+        row[:] = rows[i]
+    slack = np.array([SLACK] * (len(rows) - 2) + [SLACK_EVALUATION] * 2)
+    # The seeds of training are dealt as evenly as they can be: every step waits for the part with the most.
+    spare = np.arange(len(rows)) > 0
+    return weights, part_caps(weights, num_parts, slack[kept], spare[kept])
 
 
 def _random(kind: np.ndarray, num_parts: int, seed: int) -> np.ndarray:
@@ -136,39 +143,49 @@ def _random(kind: np.ndarray, num_parts: int, seed: int) -> np.ndarray:
     return part_of
 
 
-def _cut(matrix, weights, caps, kind, num_parts, method, seed) -> np.ndarray:
+def _cut(
+    matrix: sp.csr_matrix,
+    weights: np.ndarray,
+    caps: np.ndarray,
+    kind: np.ndarray,
+    num_parts: int,
+    method: str,
+    seed: int,
+    step: Callable[[], Any],
+) -> np.ndarray:
     """Cut the connected vertices by `method`, then deal the isolated ones to the parts that lack their kind
     most.
     """
     part_of = np.full(matrix.shape[0], -1, dtype=np.int32)
-    connected = np.flatnonzero(_has_neighbour(matrix))
-    isolated = np.flatnonzero(~_has_neighbour(matrix))
+    # Self-loops weigh 0 in the undirected view, so a vertex with nothing else counts as isolated.
+    has_neighbour = np.asarray(matrix.sum(axis=1)).ravel() > 0
+    connected, isolated = np.flatnonzero(has_neighbour), np.flatnonzero(~has_neighbour)
     if len(connected):
         if len(isolated):
             matrix, weights = matrix[connected][:, connected], weights[:, connected]
         # METIS cannot leave a part empty.
         cut = metis if method == "metis" and num_parts <= len(connected) else label_propagation
-        part_of[connected] = cut(matrix, weights, caps, num_parts, seed)
+        part_of[connected] = cut(matrix, weights, caps, num_parts, seed, step)
     for number in range(4):
         same_kind = isolated[kind[isolated] == number]
         counted = part_of[(part_of >= 0) & ((kind == number) | (number == 3))]
-        shares = _level(np.bincount(counted, minlength=num_parts), len(same_kind))
+        load = np.bincount(counted, minlength=num_parts)
+        vertices = np.bincount(part_of[part_of >= 0], minlength=num_parts)
+        shares = _level(load, vertices, len(same_kind))
         part_of[same_kind] = np.repeat(np.arange(num_parts, dtype=np.int32), shares)
     return part_of
 
 
-def _has_neighbour(matrix) -> np.ndarray:
-    """bool [n]: vertices with an edge to another vertex (self-loops weigh 0 in `matrix`)."""
-    return np.asarray(matrix.sum(axis=1)).ravel() > 0
+def _level(load: np.ndarray, then: np.ndarray, amount: int) -> np.ndarray:
+    """Share `amount` units out so that `load` [P] becomes even; of equal loads that with least `then` comes
+    first.
 
+    Returns int64 [P], which sums to `amount`.
 
-def _level(load: np.ndarray, amount: int) -> np.ndarray:
-    """Share `amount` units out so that the loads become as even as they can: int64 [P] that sums to `amount`.
-
-    >>> _level(np.array([5, 1, 2]), 6).tolist()
+    >>> _level(np.array([5, 1, 2]), np.zeros(3), 6).tolist()
     [0, 4, 2]
     """
-    order = np.argsort(load, kind="stable")
+    order = np.lexsort((then, load))
     ascending = load[order]
     # Raising the lowest m loads to the height of the m-th costs this much.
     cost = np.arange(len(load)) * ascending - (np.cumsum(ascending) - ascending)

@@ -16,15 +16,16 @@ def loads(label: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     return np.stack([np.bincount(label, weights=row, minlength=count) for row in weights])
 
 
-def part_caps(weights: np.ndarray, num_parts: int, slack: np.ndarray) -> np.ndarray:
-    """Caps [k] of one part: `slack` [k] times the mean, but room for the mean rounded up and for the heaviest
-    vertex.
+def part_caps(weights: np.ndarray, num_parts: int, slack: np.ndarray, spare: np.ndarray) -> np.ndarray:
+    """Caps [k] of one part: `slack` [k] times the mean, but room for the heaviest vertex and for the mean.
+
+    Room for the mean is the mean rounded up or, where `spare` [k] is set, the mean and one average vertex
+    more: in a small graph that is what makes a good cut possible.
     """
-    total = weights.sum(axis=1, dtype=np.float64)
-    heaviest = weights.max(axis=1, initial=0)
-    return np.maximum.reduce(
-        [np.floor(slack * total / num_parts), np.ceil(total / num_parts - 1e-9), heaviest]
-    )
+    mean = weights.sum(axis=1, dtype=np.float64) / num_parts
+    one = mean * num_parts / np.maximum(1, np.count_nonzero(weights, axis=1))
+    least = np.where(spare, mean + one, np.ceil(mean - EPSILON))
+    return np.maximum.reduce([slack * mean, least, weights.max(axis=1, initial=0)])
 
 
 class Requests:

@@ -1,7 +1,9 @@
-"""Hill climbing on a small graph: single moves, also those that cut more for a while, and back to the best state seen.
+"""Hill climbing on a small graph: single moves, also those that cut more for a while, and back to the best
+state seen.
 
-This is Fiduccia-Mattheyses refinement for several parts and constraints. It moves one vertex at a time, so it is meant for the
-smallest graph of a multilevel partitioner, some hundreds of clusters, where it finds what rounds of simultaneous moves cannot.
+This is Fiduccia-Mattheyses refinement for several parts and constraints. It moves one vertex at a time, so it
+is meant for the smallest graph of a multilevel partitioner, some hundreds of clusters, where it finds what
+rounds of simultaneous moves cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ PATIENCE = 60
 def hill_climb(
     matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
 ) -> None:
-    """Lower the cut of a small graph, in place, without breaking the caps. Does nothing beyond MOST_ENTRIES vertices x parts."""
+    """Lower the cut of a small graph, in place, without breaking the caps. Does nothing beyond MOST_ENTRIES
+    vertices x parts.
+    """
     if len(part_of) * num_parts > MOST_ENTRIES:
         return
     for _ in range(PASSES):

@@ -57,7 +57,8 @@ def cluster(
 def _wishes(
     matrix: sp.csr_matrix, label: np.ndarray, rank: np.ndarray, label_group: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each vertex the best connected other cluster of higher rank and of its group, and what it gains there.
+    """For each vertex the best connected other cluster of higher rank and of its group, and what it gains
+    there.
 
     Returns (wish int32 [n], gain float32 [n]); gain <= 0 means stay.
     """
@@ -108,7 +109,8 @@ def _pack(
     group: np.ndarray,
     anywhere: bool,
 ) -> tuple[np.ndarray, int]:
-    """Join small clusters that have the same best connected neighbour (leaves of a hub, pieces without edges).
+    """Join small clusters that have the same best connected neighbour (leaves of a hub, pieces without
+    edges).
 
     With `anywhere` small clusters are joined whatever their neighbours are. Keeps the caps and the groups.
     """

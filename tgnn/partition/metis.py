@@ -6,6 +6,9 @@ moved until every constraint keeps its cap.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 
@@ -16,7 +19,12 @@ WEIGHT_SCALE = 100
 
 
 def metis(
-    matrix: sp.csr_matrix, weights: np.ndarray, caps: np.ndarray, num_parts: int, seed: int
+    matrix: sp.csr_matrix,
+    weights: np.ndarray,
+    caps: np.ndarray,
+    num_parts: int,
+    seed: int,
+    step: Callable[[], Any],
 ) -> np.ndarray:
     """Cut the undirected graph `matrix` (n >= num_parts) into `num_parts` parts: int32 [n]. Arguments as in
     `label_propagation`.
@@ -43,6 +51,7 @@ def metis(
         num_parts, adjacency, vweights=vertex_weights, eweights=edge_weights, options=options
     )
     part_of = np.asarray(parts, dtype=np.int32)
+    step()
     rebalance(matrix, part_of, weights, caps, num_parts)
     refine(matrix, part_of, weights, caps, num_parts)
     return part_of

@@ -21,15 +21,16 @@ def connections(
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """Yield (start, stop, float64 [stop - start, P]): each vertex's weight of edges to every part."""
     for start, stop, piece in row_pieces(matrix, CHUNK_CONNECTIONS, width=num_parts):
-        rows = np.arange(stop - start, dtype=np.int64)
-        yield (
-            start,
-            stop,
-            _to_parts(rows, np.diff(piece.indptr), piece.indices, piece.data, part_of, num_parts),
-        )
+        yield start, stop, _to_parts(np.diff(piece.indptr), piece.indices, piece.data, part_of, num_parts)
 
 
-def _to_parts(rows, degrees, neighbours, data, part_of, num_parts) -> np.ndarray:
+def _to_parts(
+    degrees: np.ndarray, neighbours: np.ndarray, data: np.ndarray, part_of: np.ndarray, num_parts: int
+) -> np.ndarray:
+    """Weight of each row's edges to every part, float64 [rows, P], from the rows' degrees and their edges in
+    order.
+    """
+    rows = np.arange(len(degrees), dtype=np.int64)
     keys = np.repeat(rows * num_parts, degrees) + part_of[neighbours]
     return np.bincount(keys, weights=data, minlength=len(rows) * num_parts).reshape(len(rows), num_parts)
 
@@ -69,7 +70,14 @@ def refine(
             break
 
 
-def _wishes(matrix, part_of, weights, room, num_parts, upwards):
+def _wishes(
+    matrix: sp.csr_matrix,
+    part_of: np.ndarray,
+    weights: np.ndarray,
+    room: np.ndarray,
+    num_parts: int,
+    upwards: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(vertices, target part, gain) of all moves in one direction that cut less and fit on their own."""
     found = []
     parts = np.arange(num_parts)
@@ -107,7 +115,9 @@ def rebalance(
         _repair_constraint(matrix, part_of, weights[: constraint + 1], caps[: constraint + 1], num_parts)
 
 
-def _repair_constraint(matrix, part_of, weights, caps, num_parts) -> None:
+def _repair_constraint(
+    matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
+) -> None:
     """Bring the last of `weights` within its cap without breaking the others' caps, or as low as can be."""
     allowed = caps.astype(np.float64)
     reached = np.inf
@@ -126,10 +136,10 @@ def _repair_constraint(matrix, part_of, weights, caps, num_parts) -> None:
                 return
 
 
-def _repair(matrix, part_of, weights, caps, num_parts) -> int:
-    """One round of moves that lower the last of `weights` in the parts that are over its cap; returns their
-    number.
-    """
+def _repair(
+    matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
+) -> int:
+    """One round of moves out of the parts that are over the last constraint's cap; returns their number."""
     load = loads(part_of, weights, num_parts)
     excess = load[-1] - caps[-1]
     over = excess > EPSILON
@@ -149,10 +159,15 @@ def _repair(matrix, part_of, weights, caps, num_parts) -> int:
     return len(accepted)
 
 
-def _cheapest_moves(matrix, part_of, weights, room, num_parts, vertices):
-    """(vertices, target, gain) of each vertex's best move among the parts it fits into; those that fit
-    nowhere are left out.
-    """
+def _cheapest_moves(
+    matrix: sp.csr_matrix,
+    part_of: np.ndarray,
+    weights: np.ndarray,
+    room: np.ndarray,
+    num_parts: int,
+    vertices: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(vertices, target, gain): best move of each vertex to a part it fits into; some may fit nowhere."""
     found = []
     step = max(1, CHUNK_CONNECTIONS // num_parts)
     for start in range(0, len(vertices), step):
@@ -160,7 +175,7 @@ def _cheapest_moves(matrix, part_of, weights, room, num_parts, vertices):
         slots = edge_slots(matrix.indptr, rows)
         degrees = matrix.indptr[rows + 1] - matrix.indptr[rows]
         local = np.arange(len(rows), dtype=np.int64)
-        to_parts = _to_parts(local, degrees, matrix.indices[slots], matrix.data[slots], part_of, num_parts)
+        to_parts = _to_parts(degrees, matrix.indices[slots], matrix.data[slots], part_of, num_parts)
         own = part_of[rows]
         gain = to_parts - to_parts[local, own][:, None]
         fits = _fits(weights[:, rows], room)

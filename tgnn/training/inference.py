@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,7 +125,7 @@ def gather_by_original_id(rows: Tensor, store: Store, comm: Comm | None = None) 
     Args: rows [n, ...], one per vertex this rank owns, in local row order.
     """
     comm = comm or current()
-    sizes = [int(size) for size in torch.from_numpy(store.ownership.offsets).diff()]
+    sizes = np.diff(store.ownership.offsets).tolist()
     mine, nothing = len(rows), [0] * comm.ranks
     if comm.rank == 0:
         received, _ = comm.all_to_all_rows(rows, [mine, *nothing[1:]], sizes)

@@ -9,6 +9,7 @@ collectives.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -25,9 +26,9 @@ from tgnn.data.graph import Dataset
 from tgnn.data.load import data_fingerprint, load
 from tgnn.data.options import DataOptions
 from tgnn.errors import UserError, wrong
+from tgnn.parallel.comm import torchrun_int, under_torchrun
 from tgnn.partition.assign import assign
 from tgnn.partition.report import report
-from tgnn.parallel.comm import torchrun_int, under_torchrun
 from tgnn.partition.store import FORMAT_VERSION, Store, check_target, write_store
 
 if TYPE_CHECKING:  # config.py imports this module
@@ -76,8 +77,8 @@ def prepare_store(
 def prepare_for_ranks(resolved: Resolved, ranks: int, progress: bool = False) -> Store:
     """The store that a resolved run trains on, of as many parts as there are ranks.
 
-    Under torchrun rank 0 prepares it and the others wait, outside collectives. The partitioning does not follow the
-    run's seed: no result depends on it, and runs that differ in their seed share one store.
+    Under torchrun rank 0 prepares it and the others wait, outside collectives. The partitioning does not
+    follow the run's seed: no result depends on it, and runs that differ in their seed share one store.
     """
     config = resolved.config
 
@@ -284,8 +285,12 @@ def _answer(mailbox: Any, key: str, timeout_s: float | None, poll_s: float) -> s
     return answer["path"]
 
 
+@functools.cache
 def _mailbox(rank: int, ranks: int) -> Any:
-    """The key-value store of the environment's rendezvous, which knows nothing of earlier runs."""
+    """The key-value store of the environment's rendezvous, which knows nothing of earlier runs.
+
+    Kept for the process's life: where rank 0 is the one that serves it, dropping it would cut the others off.
+    """
     from torch.distributed.rendezvous import rendezvous
 
     mailbox, _, _ = next(rendezvous("env://", rank, ranks))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise wrong(str(path), error.strerror or str(error), "a file to read", "check the path") from error
-    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damage makes these libraries raise almost anything
         got = f"a file that cannot be read ({error or type(error).__name__})"
         raise wrong(
             str(path), got, "a whole file of plain arrays (no pickled objects)", "write or fetch it again"

@@ -27,6 +27,13 @@ def _reconstruct() -> Any:
     return np.zeros(0).__reduce__()[0]
 
 
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes in old protocols: as text in latin1. Other codecs are not called."""
+    if encoding != "latin1":
+        raise ValueError(encoding)
+    return text.encode(encoding)
+
+
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct(),
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct(),
@@ -35,6 +42,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("scipy.sparse.csr", "csr_matrix"): _MatrixState,
     ("scipy.sparse._csr", "csr_matrix"): _MatrixState,
     ("collections", "defaultdict"): collections.defaultdict,
+    ("_codecs", "encode"): _encode,
     ("__builtin__", "list"): builtins.list,
     ("builtins", "list"): builtins.list,
 }
