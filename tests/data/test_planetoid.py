@@ -174,3 +174,31 @@ def test_pubmed_structure_once_given_the_missing_features(shared_data, tmp_path,
     assert (data.num_vertices, data.graph.num_edges) == (19717, 88651)
     np.testing.assert_array_equal(np.bincount(data.y), [4103, 7739, 7875])
     np.testing.assert_array_equal(np.bincount(data.y[data.val]), [98, 194, 208])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [">i4", "<f8", "bool", "u1"])
+def test_arrays_of_any_plain_dtype_and_order_are_rebuilt(tmp_path, dtype, order):
+    expected = np.array([[1, 0, 3], [0, 5, 6]]).astype(dtype, order=order)
+    (tmp_path / "a").write_bytes(pickle.dumps(expected, 2))
+    found = load_pickle(tmp_path / "a")
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("value", [np.array([{}], object), np.zeros(2, "i4,f4"), np.array(["text"])])
+def test_arrays_of_other_dtypes_are_refused(tmp_path, value):
+    (tmp_path / "a").write_bytes(pickle.dumps(value, 2))
+    with pytest.raises(UserError, match="a: got a pickle that"):
+        load_pickle(tmp_path / "a")
+
+
+def test_a_damaged_dtype_state_is_no_crash(tmp_path):
+    whole = pickle.dumps(np.arange(6, dtype=np.int32), 2)
+    for place in range(len(whole)):
+        for value in (0, 75, 255):
+            (tmp_path / "a").write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            try:
+                load_pickle(tmp_path / "a")
+            except UserError as error:
+                assert str(tmp_path / "a") in str(error)

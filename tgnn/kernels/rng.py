@@ -98,5 +98,7 @@ def lanes(state: Tensor, width: int) -> Tensor:
     Column c is bits 16 (c mod 4) .. of the (c // 4)-th draw, so one 64-bit draw serves four columns.
     """
     words = torch.arange(1, (width + 3) // 4 + 1, device=state.device, dtype=torch.int64) * signed(GOLDEN)
-    bits = mix_(state[:, None] + words)
-    return bits.view(torch.int16)[:, :width]
+    # Allocated rather than left to broadcasting, whose strides for empty shapes have no 16-bit view.
+    bits = torch.empty(state.numel(), words.numel(), dtype=torch.int64, device=state.device)
+    torch.add(state[:, None], words, out=bits)
+    return mix_(bits).view(torch.int16)[:, :width]

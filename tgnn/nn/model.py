@@ -25,8 +25,9 @@ from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
 from tgnn.nn.layer import Rows, as_layer
-from tgnn.nn.norm import make_norm
+from tgnn.nn.norm import NORMS, SyncBatchNorm, make_norm
 from tgnn.nn.sage import SAGEConv
+from tgnn.parallel.comm import current
 from tgnn.parallel.exchange import start_exchange
 from tgnn.sampling.minibatch import MiniBatch
 
@@ -61,6 +62,8 @@ class GNN(nn.Module):
             raise wrong("GNN layers", "none", "one or more modules", "give at least one layer")
         if activation not in ACTIVATIONS:
             raise wrong("activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}", "choose one of these")
+        if norm not in NORMS:
+            raise wrong("norm", repr(norm), f"one of {', '.join(NORMS)}", "choose one of these")
         if not 0 <= dropout < 1:
             raise wrong("dropout", dropout, "a number in [0, 1)", "choose a smaller one")
         self.layers = nn.ModuleList(as_layer(layer) for layer in layers)
@@ -108,6 +111,7 @@ class GNN(nn.Module):
             raise wrong("mini-batch", got, f"one for each of {len(self.layers)} layers", do)
         if batch.x is None:
             raise wrong("mini-batch", "no features", "feature rows of the input vertices", "give the data features")
+        self._check_norm(batch)
         x = batch.x
         for number, layer in enumerate(self.layers):
             x = self.before_layer(number, x, batch.ids[number], batch.dropout_key(rng.FEATURE_DROPOUT, number))
@@ -117,6 +121,13 @@ class GNN(nn.Module):
             out = layer(block, Rows(x, local, halo, key, batch.stage))
             x = self.after_layer(number, out, x[: block.n_dst])
         return x
+
+    def _check_norm(self, batch: MiniBatch) -> None:
+        # Ranks that sample alone meet the same hidden vertex several times: their common mean would count it as often.
+        alone = self.training and batch.comm.ranks != current().ranks
+        if alone and any(isinstance(module, SyncBatchNorm) for module in self.modules()):
+            do = "sample with parallel='split', or use layer norm"
+            raise wrong("batch norm", "a batch of data mode", "one that the ranks sampled together", do)
 
     def before_layer(self, number: int, x: Tensor, ids: Tensor, key: int) -> Tensor:
         """A layer's input rows with dropout while training: [n, F] -> [n, F]; ids [n] are original vertex ids."""

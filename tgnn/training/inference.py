@@ -98,9 +98,11 @@ class LayerwiseInference:
         pieces = []
         for first, end in self._chunks:
             hop = self._hop(first, end)
-            local = projected[hop.rows]
+            # With every row in the frontier the hop's rows are all rows in order: nothing to pick.
+            everything = end - first == len(h)
+            local = projected if everything else projected[hop.rows]
             halo = start_exchange(hop.plan, local, self.comm)
-            own = local if projected is h else h[hop.rows]
+            own = local if projected is h else h if everything else h[hop.rows]
             out = layer(hop.block, Rows(own, local, halo))
             pieces.append(model.after_layer(number, out, own[: hop.block.n_dst]))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

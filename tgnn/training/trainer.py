@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
 from tgnn.training.metrics import RunLog, StageClock, WorkCounters, epoch_line, memory, provenance, summarise
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+# Between progress lines where there is no terminal for a bar.
+LINE_SECONDS = 2.0
 
 
 def train_rank(resolved: Resolved, store: Store, run_dir: Path | None) -> dict[str, Any] | None:
@@ -80,6 +83,7 @@ class Trainer:
         self.state = self._resume() if config.resume else CheckpointState(model={}, optimizer={}, epoch=1)
         self.lines = self.log.lines() if self.log is not None else []
         self.stop_signal: int | None = None
+        self._shown_at = time.monotonic()
 
     def fit(self) -> dict[str, Any] | None:
         """Run the epochs that are left; returns the summary on rank 0. Collective."""
@@ -174,8 +178,17 @@ class Trainer:
         if self.log is not None:
             self.log.append(line)
         shown = {"loss": loss, **{name: figures[name] for name in ("val_acc", "test_acc")}}
-        bar.set_description(f"epoch {epoch}/{config.epochs}", refresh=False)
-        bar.set_postfix({name: f"{value:.4f}" for name, value in shown.items() if value is not None})
+        self._show(bar, {name: f"{value:.4f}" for name, value in shown.items() if value is not None})
+
+    def _show(self, bar: tqdm, shown: dict[str, str]) -> None:
+        """Progress after an epoch: on the bar, or where `auto` shows none as a line now and then."""
+        epoch = f"epoch {self.state.epoch - 1}/{self.config.epochs}"
+        bar.set_description(epoch, refresh=False)
+        bar.set_postfix(shown)
+        quiet = self.comm.rank != 0 or self.config.progress != "auto" or not bar.disable
+        if not quiet and time.monotonic() - self._shown_at > LINE_SECONDS:
+            self._shown_at = time.monotonic()
+            print(epoch, *(f"{name} {value}" for name, value in shown.items()), sep="  ", file=sys.stderr, flush=True)
 
     def _evaluate(self) -> dict[str, float | None]:
         """Metric on every split and the validation loss, by exact inference."""
@@ -265,7 +278,10 @@ def _stop_signals(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _progress(when: str, steps: int, rank: int) -> Iterator[tqdm]:
-    """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2 seconds."""
+    """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2 seconds.
+
+    Elsewhere than on a terminal `auto` writes a line now and then instead of a bar.
+    """
     shown = rank == 0 and (when == "always" or (when == "auto" and sys.stderr.isatty()))
     with tqdm(total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:
         yield bar

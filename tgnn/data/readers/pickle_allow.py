@@ -1,7 +1,9 @@
 """Read the pickles that published graph data comes in without running anything they name.
 
 A pickle is a program: it can call whatever it names. This unpickler knows a closed list of names and
-refuses all others, and scipy's matrices become an inert class that only keeps their arrays.
+refuses all others. Those of numpy and scipy stand for inert classes that only keep what the file says:
+numpy's own restore a damaged or hostile dtype as told, and then crash. Arrays are rebuilt here from checked
+codes, shapes and bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import builtins
 import collections
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,36 @@ import scipy.sparse as sp
 from tgnn.errors import wrong
 
 
-class _MatrixState:
-    """Stands in for scipy's csr_matrix: holds the attributes of the pickled one."""
+class _Dtype:
+    """Stands for numpy.dtype: a code such as f4, and its byte order."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        if not re.fullmatch(r"[iufb][1248]", code):
+            raise ValueError(f"dtype {code}")
+        self.code, self.order = code, "|"
+
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] not in ("<", ">", "|"):
+            raise ValueError(f"byte order {state[1]}")
+        self.order = state[1]
 
 
-def _reconstruct() -> Any:
-    """numpy's own array rebuilder, wherever this numpy keeps it; its name in old pickles is numpy.core's."""
-    return np.zeros(0).__reduce__()[0]
+class _Array:
+    """Stands for numpy.ndarray: version, shape, dtype, whether in Fortran order, and the bytes."""
+
+    state: tuple
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+
+class _Matrix:
+    """Stands for scipy's csr_matrix: its attributes."""
+
+
+def _reconstruct(*_: object) -> _Array:
+    """Stands for numpy's array rebuilder: an array that waits for its state."""
+    return _Array()
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -35,12 +61,12 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 _ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct(),
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct(),
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("scipy.sparse.csr", "csr_matrix"): _MatrixState,
-    ("scipy.sparse._csr", "csr_matrix"): _MatrixState,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("scipy.sparse.csr", "csr_matrix"): _Matrix,
+    ("scipy.sparse._csr", "csr_matrix"): _Matrix,
     ("collections", "defaultdict"): collections.defaultdict,
     ("_codecs", "encode"): _encode,
     ("__builtin__", "list"): builtins.list,
@@ -64,7 +90,7 @@ class _Refused(Exception):
 
 
 def load_pickle(path: Path) -> Any:
-    """What the pickle holds: arrays, dictionaries of lists, and scipy CSR matrices.
+    """What the pickle holds: a numpy array, a scipy CSR matrix, or a dictionary of lists.
 
     Raises:
         UserError: the file is missing, damaged, or names anything outside the list.
@@ -72,24 +98,34 @@ def load_pickle(path: Path) -> Any:
     try:
         with open(path, "rb") as file:
             value = _Unpickler(file, encoding="latin1").load()
-        return _matrix(value) if isinstance(value, _MatrixState) else value
+        if isinstance(value, _Matrix):
+            return _matrix(vars(value))
+        return _array(value) if isinstance(value, _Array) else value
     except _Refused as error:
         expected = "numpy arrays, scipy CSR matrices and dictionaries of lists only"
         raise wrong(str(path), f"a pickle that names {error}", expected, "do not trust this file") from error
     except OSError as error:
         raise wrong(str(path), error.strerror or str(error), "a file to read", "check the path") from error
-    except Exception as error:  # a damaged pickle raises almost anything, and nothing of ours ran
+    except Exception as error:  # a damaged pickle raises almost anything, and nothing it named ran
         got = f"a pickle that cannot be read ({type(error).__name__})"
         raise wrong(str(path), got, "the file as published", "fetch it again") from error
 
 
-def _matrix(held: _MatrixState) -> sp.csr_matrix:
-    """A checked CSR matrix from the attributes a pickled one had."""
-    state = vars(held)
-    shape = state.get("_shape", state.get("shape"))
-    matrix = sp.csr_matrix(
-        (state["data"], state["indices"], state["indptr"]), shape=tuple(int(n) for n in shape)
-    )
+def _array(held: _Array) -> np.ndarray:
+    """The array that a pickled one's state describes."""
+    _, shape, dtype, fortran, data = held.state
+    if not isinstance(dtype, _Dtype):
+        raise TypeError(type(dtype).__name__)
+    raw = data.encode("latin1") if isinstance(data, str) else bytes(data)
+    values = np.frombuffer(raw, np.dtype(dtype.order + dtype.code))
+    return values.reshape(tuple(int(n) for n in shape), order="F" if fortran else "C")
+
+
+def _matrix(held: dict[str, Any]) -> sp.csr_matrix:
+    """A checked CSR matrix from the attributes of a pickled one."""
+    data, indices, indptr = (_array(held[name]) for name in ("data", "indices", "indptr"))
+    shape = tuple(int(n) for n in held.get("_shape", held.get("shape")))
+    matrix = sp.csr_matrix((data, indices, indptr), shape=shape)
     matrix.check_format(full_check=True)
     return matrix
 
@@ -97,5 +133,6 @@ def _matrix(held: _MatrixState) -> sp.csr_matrix:
 def expect(value: Any, kind: type, path: Path) -> Any:
     """`value`, which must be of `kind`."""
     if not isinstance(value, kind):
-        raise wrong(str(path), type(value).__name__, kind.__name__, "check that the files belong together")
+        got = type(value).__name__
+        raise wrong(str(path), got, kind.__name__, "check that the files belong together")
     return value
