@@ -136,7 +136,7 @@ def test_a02_the_number_of_vertices_is_declared_never_guessed(write, tmp_path):
     with pytest.raises(UserError, match="7 vertices by --num-vertices, 6 vertices by .*x.npy"):
         read(path, num_vertices=7, feature_file=str(tmp_path / "x.npy"))
     with pytest.raises(UserError, match="no number of vertices"):
-        read(path, label_file=write("some.csv", "id,target\n5,1\n4,0\n"))
+        read(path, label_file=write("some.csv", "id,target\n5,1\n0,0\n"))
     assert list(read(path, num_vertices=6, label_file=write("some.csv", "5,1\n4,0\n")).y) == [
         -1,
         -1,

@@ -65,7 +65,9 @@ def test_docstring_example():
     expected = torch.tensor([[[4.0]], [[0.0]]])
     torch.testing.assert_close(attention(block, value, "gat", src, zeros[:2]), expected, rtol=1e-6, atol=0)
     score = torch.tensor([[0.0], [math.log(2)]])
-    torch.testing.assert_close(edge_softmax(block, score), torch.tensor([[1 / 3], [2 / 3]]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        edge_softmax(block, score), torch.tensor([[1 / 3], [2 / 3]]), rtol=1e-6, atol=0
+    )
     assert last_ran("attention") == last_ran("edge_softmax") == "torch"
 
 
@@ -212,7 +214,12 @@ def test_wrong_arguments_are_named(random_block):
     value, src, dst, att = inputs(block, "gatv2")
     with pytest.raises(UserError, match="one of gat, gatv2, dot"):
         attention(block, value, "gcn", src, dst)
-    for bad in [(value[1:], src, dst, att), (value, src, dst, None), (value, src, dst, att[1:]), (value[:, 1:], src, dst, att)]:
+    for bad in [
+        (value[1:], src, dst, att),
+        (value, src, dst, None),
+        (value, src, dst, att[1:]),
+        (value[:, 1:], src, dst, att),
+    ]:
         with pytest.raises(UserError, match="one row per vertex and the same heads"):
             attention(block, bad[0], "gatv2", *bad[1:])
     with pytest.raises(UserError, match="one row per vertex"):

@@ -104,7 +104,9 @@ def test_lanes_are_the_sixteen_bit_parts_of_the_draws(n, width):
 
 
 def test_streams_differ_in_every_word_and_in_their_order():
-    keys = {rng.stream(seed, *words) for seed in range(-3, 4) for words in itertools.product(range(6), repeat=3)}
+    keys = {
+        rng.stream(seed, *words) for seed in range(-3, 4) for words in itertools.product(range(6), repeat=3)
+    }
     assert len(keys) == 7 * 6**3
     assert rng.stream(0) != rng.stream(0, 0) != rng.stream(0, 0, 0)
     assert all(-(2**63) <= key < 2**63 for key in keys)

@@ -46,7 +46,10 @@ def check(block, x, weight, reduce, tolerance):
     assert last_ran("spmm") == "torch"
     assert out.dtype == x.dtype
     grad = torch.randn(expected.shape, dtype=torch.float64).to(x.dtype)
-    close = {"rtol": tolerance, "atol": tolerance * max(1.0, expected.abs().max().item() if len(expected) else 1.0)}
+    close = {
+        "rtol": tolerance,
+        "atol": tolerance * max(1.0, expected.abs().max().item() if len(expected) else 1.0),
+    }
     torch.testing.assert_close(out.double(), expected, **close)
     out.backward(grad)
     (expected * grad.double()).sum().backward()
@@ -193,7 +196,7 @@ def test_a09_mean_over_a_hub_whose_sum_exceeds_float16():
         x = torch.full((4096, 2, 3) if heads else (4096, 3), 100.0, dtype=torch.float16, requires_grad=True)
         out = spmm(STAR, x, reduce="mean")
         assert torch.equal(out, torch.full(out.shape, 100.0, dtype=torch.float16))
-    # The divided gradient, 1 / 4096 of 2^-10, is below float16's smallest number; 4096 of them are 2^-10 again.
+    # The divided gradient, 2^-13 / 4096, is below float16's smallest number; 4096 of them are 2^-13 again.
     pairs = Block(indptr=torch.tensor([0, 4096]), indices=torch.zeros(4096, dtype=torch.int64), n_src=1)
     x = torch.ones(1, 3, dtype=torch.float16, requires_grad=True)
     spmm(pairs, x, reduce="mean").backward(torch.full((1, 3), 2.0**-13, dtype=torch.float16))
@@ -204,7 +207,9 @@ def test_a09_gradient_of_weights_is_summed_in_float32():
     block = Block(indptr=torch.tensor([0, 1]), indices=torch.tensor([0]), n_src=1)
     for reduce in REDUCTIONS:
         weight = torch.ones(1, requires_grad=True)
-        spmm(block, torch.ones(1, 4097, dtype=torch.bfloat16), weight, reduce).sum(dtype=torch.float32).backward()
+        spmm(block, torch.ones(1, 4097, dtype=torch.bfloat16), weight, reduce).sum(
+            dtype=torch.float32
+        ).backward()
         assert weight.grad.item() == 4097
 
 
@@ -212,7 +217,11 @@ def test_a09_gradient_of_weights_is_summed_in_float32():
 def test_a10_strided_inputs_and_expanded_gradients(reduce):
     block = Block(indptr=torch.tensor([0, 2, 3, 3, 5]), indices=torch.tensor([1, 2, 0, 3, 3]), n_src=4)
     base = torch.randn(4, 5, 2, dtype=torch.float64)
-    strided = [base[:, :, 1], torch.randn(5, 4, dtype=torch.float64).t(), torch.randn(4, 1).double().expand(4, 5)]
+    strided = [
+        base[:, :, 1],
+        torch.randn(5, 4, dtype=torch.float64).t(),
+        torch.randn(4, 1).double().expand(4, 5),
+    ]
     weights = torch.randn(5, 2, dtype=torch.float64)[:, 1]
     for x in [*strided, base, base.transpose(1, 2)]:
         w = weights if x.dim() == 2 else torch.randn(x.shape[1], 5, dtype=torch.float64).t()

@@ -46,7 +46,8 @@ def stream(seed: int, *words: int) -> int:
     >>> stream(0, SAMPLING, 0, 0) == stream(0, SAMPLING, 0, 1)
     False
     """
-    key = mix_int(seed + GOLDEN)
+    # Mixed twice: a seed mixed as a word is would cancel with a first word of the same value.
+    key = mix_int(mix_int(seed + GOLDEN) + GOLDEN)
     for word in words:
         key = mix_int((key ^ mix_int(word + GOLDEN)) + GOLDEN)
     return signed(key)

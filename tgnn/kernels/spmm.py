@@ -144,7 +144,9 @@ class _Extreme(torch.autograd.Function):
             edges = block.indptr.index_select(0, rows)[:, None] + torch.arange(degree, device=x.device)
             values = table.index_select(0, block.indices.index_select(0, edges.view(-1)))
             if weight is not None:
-                values = _times(values.view(-1, heads, width), weight.index_select(0, edges.view(-1)))
+                values = _times(
+                    values.view(edges.numel(), heads, width), weight.index_select(0, edges.view(-1))
+                )
             # max and min over an axis give the first of equal elements, which is the lowest position.
             values = values.view(*edges.shape, heads * width)
             best, rank = values.max(1) if sign > 0 else values.min(1)

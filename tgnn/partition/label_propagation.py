@@ -23,16 +23,15 @@ from tgnn.partition.clusters import cluster
 from tgnn.partition.refine import cut_weight, rebalance, refine
 from tgnn.partition.undirected import contract
 
-CLUSTERS_PER_PART = 20
-"""Clusters are at most this fraction of a part, in every constraint, so that the smallest graph can be
-balanced.
+CLUSTERS_PER_PART = (64, 20)
+"""Clusters hold at most this fraction of a part, in every constraint: first smaller ones, which keep communities
+apart, then larger ones until few are left.
 """
-SMALL = 1.3 * CLUSTERS_PER_PART
-"""Contraction ends at this many vertices per part."""
+ROUGHLY = 1.3
+"""Contraction with one cluster size ends at this many times the least possible number of clusters."""
 CYCLES = 2
 LARGE = 50_000
-"""A larger graph is contracted once for all cycles: its own rounds cost most and gain least from repetition.
-"""
+"""A larger graph is contracted once for all cycles: its own rounds cost most and gain least by repetition."""
 TRIES, TRIES_TINY, TINY = 4, 8, 200
 COARSE_ROUNDS = 40
 
@@ -103,9 +102,10 @@ def _contracted(
     """
     matrix, weights, caps, num_parts, _ = problem
     n = matrix.shape[0]
-    if n <= SMALL * num_parts:
+    per_part = next((count for count in CLUSTERS_PER_PART if n > ROUGHLY * count * num_parts), None)
+    if per_part is None:
         return None
-    limit = weights.sum(axis=1, dtype=np.float64) / (CLUSTERS_PER_PART * num_parts)
+    limit = weights.sum(axis=1, dtype=np.float64) / (per_part * num_parts)
     label, count = cluster(matrix, weights, np.maximum(limit, weights.max(axis=1)), rng, part_of)
     if count > 0.98 * n:
         return None
