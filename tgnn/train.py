@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from tgnn.errors import run_command
 from tgnn.parallel.comm import rank_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
 from tgnn.training.config import Resolved, resolve
-from tgnn.training.metrics import RunLog, create_run_dir, format_summary
+from tgnn.training.metrics import RunLog, check_run_dir, create_run_dir, format_summary
 from tgnn.training.prepare import prepare_for_ranks
-from tgnn.training.trainer import check_run, train_rank
+from tgnn.training.trainer import check_run, train_rank, writing
 
 # As a shell reports a process that a signal ended.
 STOPPED_STATUS = 128
@@ -25,8 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, ranks = resolved.config, resolved.num_ranks()
     if not under_torchrun():
         rank_device(config.device, 0, ranks)
-    store = prepare_for_ranks(resolved, ranks)
-    check_run(store, config, ranks)
+    if not config.resume:
+        check_run_dir(config.run_dir)
+    store = prepare_for_ranks(resolved, ranks, check=functools.partial(check_run, config=config))
     run_dir = _run_dir(resolved, store.name)
     summary = launch(train_rank, resolved, store, run_dir, ranks=ranks, device=config.device, timeout=config.timeout)
     return 0 if summary is None else _report(summary, run_dir)
@@ -40,7 +42,8 @@ def _run_dir(resolved: Resolved, name: str) -> Path | None:
     if under_torchrun() and torchrun_int("RANK") != 0:
         return None
     run_dir = create_run_dir(config.run_dir, name, config.model)
-    RunLog(run_dir).write_config(resolved.record())
+    with writing(run_dir):
+        RunLog(run_dir).write_config(resolved.record())
     return run_dir
 
 

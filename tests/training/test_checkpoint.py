@@ -27,7 +27,7 @@ def trained_state() -> tuple[torch.nn.Module, torch.optim.Optimizer, CheckpointS
         optimizer.step()
     state = CheckpointState(
         model=model.state_dict(), optimizer=optimizer.state_dict(), epoch=2, step=5, best_metric=0.75,
-        best_loss=0.1, best_epoch=1, stale=1, loss_sum=1.25, seeds=10, work={"edges": 7},
+        best_loss=0.1, best_epoch=1, stale=1, loss_sum=1.25, seeds=10, work={"edges": [7, 8]},
         config={"train": {"fanouts": [10, 10]}}, dataset={"name": "cora", "num_vertices": 2708},
     )  # fmt: skip
     return model, optimizer, state

@@ -119,9 +119,12 @@ def test_work_is_summed_over_ranks_with_its_balance() -> None:
     assert WorkCounters().sum_over_ranks(Comm())["balance"] == 1.0
 
 
-def test_work_from_before_a_restart_counts_in_the_sums() -> None:
-    work = WorkCounters(seeds=3, edges=10).sum_over_ranks(Comm(), earlier={"seeds": 5, "edges": 1000})
-    assert (work["seeds"], work["edges"], work["balance"]) == (8, 1010, 1.0)
+def test_work_from_before_a_restart_counts() -> None:
+    counters, comm = WorkCounters(seeds=3, edges=10), ScriptedComm([1, 30, 0, 0, 0, 0, 0])
+    work = counters.sum_over_ranks(comm, earlier={"seeds": [5, 0], "edges": [990, 70]})
+    assert (work["seeds"], work["edges"], work["balance"]) == (9, 1100, 1000 * 2 / 1100)
+    on_three_ranks = counters.per_rank(comm, earlier={"seeds": [5, 1, 1]})
+    assert on_three_ranks["seeds"] == [3 + 4, 1 + 3]
 
 
 def test_memory_is_the_largest_ranks() -> None:
@@ -231,7 +234,7 @@ def test_summary_takes_the_best_epoch_and_means_per_epoch() -> None:
 
 def test_table_shows_every_promised_figure() -> None:
     text = format_summary(summarise([line(1), line(2, val_acc=None)], 2))
-    assert "train 0.9000  val -  test 0.6000  (epoch 2 of 2)" in text
+    assert "train 0.9000  val -  test 0.6000  (best epoch: 2 of 2)" in text
     for word in (
         *STAGES,
         "sum",

@@ -17,8 +17,8 @@ from tgnn.data.options import DataOptions
 from tgnn.data.synthetic import hand_drawn, karate
 from tgnn.errors import UserError
 from tgnn.partition.store import Store
-from tgnn.training import prepare
-from tgnn.training.prepare import is_store, prepare_store, wait_for_store
+from tgnn.training import prepare as module
+from tgnn.training.prepare import is_store, prepare, wait_for_store
 
 
 @pytest.fixture(autouse=True)
@@ -31,28 +31,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The parts of every partition that was really computed."""
-    computed, real = [], prepare.assign
+    computed, real = [], module.assign
 
     def counting(dataset: Any, parts: int, **options: Any) -> np.ndarray:
         computed.append(parts)
         return real(dataset, parts, **options)
 
-    monkeypatch.setattr(prepare, "assign", counting)
+    monkeypatch.setattr(module, "assign", counting)
     return computed
 
 
 def refusal(*args: Any, **options: Any) -> str:
     """The one sentence with which a request is refused."""
     with pytest.raises(UserError) as caught:
-        prepare_store(*args, **options)
+        prepare(*args, **options)
     sentence = str(caught.value)
     assert "\n" not in sentence and sentence.endswith(".")
     return sentence
 
 
 def test_a_store_is_made_once_and_found_again(cache: Path, made: list[int]) -> None:
-    first = prepare_store("karate", 2)
-    again = prepare_store("karate", 2)
+    first = prepare("karate", 2)
+    again = prepare("karate", 2)
     assert made == [2]
     assert first.path == again.path and first.path.parent == cache
     assert (first.num_parts, first.num_vertices, first.name) == (2, 34, "karate")
@@ -64,24 +64,24 @@ def test_every_difference_makes_another_store(cache: Path) -> None:
     variants = [
         {}, {"seed": 1}, {"partitioner": "random"}, {"data_options": DataOptions(self_loops="add")},
     ]  # fmt: skip
-    paths = {prepare_store("karate", 2, **variant).path for variant in variants}
-    paths |= {prepare_store("karate", 1).path, prepare_store("hand-drawn", 2).path}
+    paths = {prepare("karate", 2, **variant).path for variant in variants}
+    paths |= {prepare("karate", 1).path, prepare("hand-drawn", 2).path}
     assert len(paths) == 6
     assert len(list(cache.iterdir())) == 6
 
 
 def test_options_are_applied() -> None:
-    plain = prepare_store("karate", 1)
-    looped = prepare_store("karate", 1, data_options=DataOptions(self_loops="add"))
+    plain = prepare("karate", 1)
+    looped = prepare("karate", 1, data_options=DataOptions(self_loops="add"))
     assert looped.num_edges == plain.num_edges + 34
 
 
 def test_datasets_in_memory_are_told_apart_by_content(made: list[int]) -> None:
     one, other = hand_drawn(), hand_drawn()
-    assert prepare_store(one, 2).path == prepare_store(other, 2).path
+    assert prepare(one, 2).path == prepare(other, 2).path
     other.x = other.x + 1
-    assert prepare_store(other, 2).path != prepare_store(one, 2).path
-    assert prepare_store(hand_drawn(with_weights=True), 2).path != prepare_store(one, 2).path
+    assert prepare(other, 2).path != prepare(one, 2).path
+    assert prepare(hand_drawn(with_weights=True), 2).path != prepare(one, 2).path
     assert made == [2, 2, 2]
 
 
@@ -89,15 +89,15 @@ def test_a_changed_file_is_noticed(tmp_path: Path, made: list[int]) -> None:
     file = tmp_path / "graph.csv"
     options = DataOptions(num_vertices=4)
     file.write_text("0,1\n1,2\n")
-    assert prepare_store(str(file), 1, data_options=options).num_edges == 2
+    assert prepare(str(file), 1, data_options=options).num_edges == 2
     file.write_text("0,1\n1,2\n2,3\n")
-    assert prepare_store(file, 1, data_options=options).num_edges == 3
+    assert prepare(file, 1, data_options=options).num_edges == 3
     assert made == [1, 1]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove file", "garble store.json", "remove store.json"])
 def test_a_damaged_cache_is_remade(cache: Path, made: list[int], damage: str) -> None:
-    store = prepare_store("karate", 2)
+    store = prepare("karate", 2)
     victim = store.path / ("store.json" if "store.json" in damage else "part-0001/indices.npy")
     if damage == "truncate":
         os.truncate(victim, victim.stat().st_size // 2)
@@ -105,7 +105,7 @@ def test_a_damaged_cache_is_remade(cache: Path, made: list[int], damage: str) ->
         victim.write_text("{")
     else:
         victim.unlink()
-    again = prepare_store("karate", 2)
+    again = prepare("karate", 2)
     assert made == [2, 2]
     Store.open(again.path, verify=True)
     assert [folder.name for folder in cache.iterdir()] == [store.path.name]
@@ -113,9 +113,9 @@ def test_a_damaged_cache_is_remade(cache: Path, made: list[int], damage: str) ->
 
 def test_a_kept_store_is_reused_and_nothing_else_overwritten(tmp_path: Path, made: list[int]) -> None:
     kept = tmp_path / "kept"
-    store = prepare_store("karate", 2, store=kept)
+    store = prepare("karate", 2, store=kept)
     assert store.path == kept
-    assert prepare_store("karate", 2, store=str(kept)).path == kept
+    assert prepare("karate", 2, store=str(kept)).path == kept
     assert made == [2]
     for args, options in ((("karate", 3), {}), (("hand-drawn", 2), {}), (("karate", 2), {"seed": 1})):
         sentence = refusal(*args, store=kept, **options)
@@ -130,11 +130,11 @@ def test_a_kept_store_is_reused_and_nothing_else_overwritten(tmp_path: Path, mad
 
 
 def test_a_store_as_data_must_fit(tmp_path: Path) -> None:
-    store = prepare_store("karate", 2, data_options=DataOptions(self_loops="add"), store=tmp_path / "kept")
+    store = prepare("karate", 2, data_options=DataOptions(self_loops="add"), store=tmp_path / "kept")
     assert is_store(tmp_path / "kept") and not is_store("karate") and not is_store(karate())
     for data in (store, str(store.path), store.path):
-        assert prepare_store(data, 2).path == store.path
-    assert prepare_store(store, 2, data_options=DataOptions(self_loops="add")).path == store.path
+        assert prepare(data, 2).path == store.path
+    assert prepare(store, 2, data_options=DataOptions(self_loops="add")).path == store.path
     assert "tgnn.partition" in refusal(store.path, 3) and "--parts 3" in refusal(store.path, 3)
     assert refusal(store.path, 2, store=tmp_path / "x").startswith("--store: got ")
     sentence = refusal(store.path, 2, data_options=DataOptions(self_loops="remove"))
@@ -155,7 +155,7 @@ def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(
 
 
 def test_more_parts_than_vertices_and_training_vertices() -> None:
-    assert prepare_store("hand-drawn", 40).num_parts == 40
+    assert prepare("hand-drawn", 40).num_parts == 40
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -166,20 +166,20 @@ def test_the_slower_of_two_uses_the_faster_ones_store(
     real = prepare.assign
 
     def overtaken(*args: Any, **kwargs: Any) -> np.ndarray:
-        monkeypatch.setattr(prepare, "assign", real)
-        prepare_store("karate", 2, **options)
+        monkeypatch.setattr(module, "assign", real)
+        prepare("karate", 2, **options)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(prepare, "assign", overtaken)
-    store = prepare_store("karate", 2, **options)
+    monkeypatch.setattr(module, "assign", overtaken)
+    store = prepare("karate", 2, **options)
     Store.open(store.path, verify=True)
     assert len(list(store.path.parent.iterdir())) == 1
 
 
 def test_processes_that_prepare_at_once_do_not_disturb_each_other(cache: Path) -> None:
     program = (
-        "import sys; from tgnn.training.prepare import prepare_store;"
-        "store = prepare_store('sbm:500', 3); print(store.path, store.part(2).features.shape[1])"
+        "import sys; from tgnn.training.prepare import prepare;"
+        "store = prepare('sbm:500', 3); print(store.path, store.part(2).features.shape[1])"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)
@@ -214,13 +214,13 @@ def wait_on_ranks(ranks: int, prepare_on_rank_0: Any, **options: Any) -> list[An
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_waiting_ranks_open_what_rank_0_has_prepared(ranks: int) -> None:
-    stores = wait_on_ranks(ranks, lambda: prepare_store("karate", 2))
+    stores = wait_on_ranks(ranks, lambda: prepare("karate", 2))
     assert len({str(store.path) for store in stores}) == 1
     assert [store.num_vertices for store in stores] == [34] * ranks
 
 
 def test_waiting_ranks_see_rank_0s_failure_at_once() -> None:
-    errors = wait_on_ranks(3, lambda: prepare_store("no-such-data", 2))
+    errors = wait_on_ranks(3, lambda: prepare("no-such-data", 2))
     assert [type(error) for error in errors] == [UserError] * 3
     assert len({str(error) for error in errors}) == 1
 

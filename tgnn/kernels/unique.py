@@ -7,6 +7,7 @@ Example: a table over 10 ids, first [7, 2], then [2, 9, 4, 9]: numbered [7, 2, 4
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,13 @@ def unique(ids: Tensor) -> Tensor:
 def position_in(sorted_ids: Tensor, ids: Tensor) -> Tensor:
     """Where each of `ids` stands in `sorted_ids`, which is ascending and holds them all: int64 [n]."""
     return torch.searchsorted(sorted_ids, ids)
+
+
+def _true_places(flag: Tensor) -> Tensor:
+    """Where `flag` ([n] bool) is true, ascending: int64."""
+    if flag.device.type == "cpu":  # a quarter of the time of torch's nonzero
+        return torch.from_numpy(np.flatnonzero(flag.numpy()))
+    return torch.nonzero(flag).view(-1)
 
 
 class DirectTable:
@@ -50,13 +58,13 @@ class DirectTable:
         flag[others] = True
         flag[first] = False
         if flag.numel() <= SCAN_SLOTS_PER_ID * others.numel():
-            rest = torch.nonzero(flag).view(-1)
+            rest = _true_places(flag)
         else:
             distinct = torch.unique(others)
             rest = distinct[flag[distinct]]
         flag[rest] = False
         ids = torch.cat([first, rest])
-        self._slot[ids] = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+        self._slot.index_copy_(0, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))
         return ids
 
     def lookup(self, ids: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tgnn.errors import UserError, wrong
+from tgnn.errors import ReportedError, UserError, wrong
 from tgnn.parallel.comm import (
     initialise,
     initialise_from_env,
@@ -43,7 +43,7 @@ _ECHO_S = 2.0
 _GRACE_S = 3.0
 
 
-class RankError(RuntimeError):
+class RankError(ReportedError):
     """A rank raised or died. Its text ends with that rank's own traceback; `rank` says which one it was."""
 
     def __init__(self, rank: int, message: str):
@@ -62,8 +62,7 @@ def launch(
     """Run `fn(*args)` on every rank and return rank 0's return value.
 
     Inside `fn`, `tgnn.parallel.current()` is the rank's `Comm`. One rank runs in this process. Under torchrun
-    this process
-    is a rank already: it joins the others, and gets its own return value.
+    this process is a rank already: it joins the others, and gets its own return value.
 
     SIGINT and SIGTERM are passed on to the ranks once, as SIGTERM, and `fn` may handle it and return early; a
     second SIGINT kills them. Only rank 0's return value comes back; it is pickled.
@@ -74,8 +73,7 @@ def launch(
         ranks: how many; by default torchrun's number, else one per GPU, else 2 on the CPU.
         device: "auto" (GPUs if there is one per rank, else the CPU), "cpu" or "cuda"; rank r uses cuda:r.
         timeout: seconds after which a collective that some rank does not join fails.
-        threads: torch threads per rank; by default the cores shared out evenly, or OMP_NUM_THREADS where it
-            is set.
+        threads: torch threads per rank; by default OMP_NUM_THREADS if set, else an even share of the cores.
 
     Raises:
         UserError: a bad argument, or one that a rank raised.
@@ -317,7 +315,7 @@ class _Family:
             try:
                 if not pipe.closed and pipe.poll():
                     self._reports[rank] = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 pipe.close()
             if status is not None and rank not in self._reports:
                 self._reports[rank] = Report(rank, "died", status)

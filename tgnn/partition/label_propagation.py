@@ -29,6 +29,8 @@ apart, then larger ones until few are left.
 """
 ROUGHLY = 1.3
 """Contraction with one cluster size ends at this many times the least possible number of clusters."""
+SHRINKS = 0.95
+"""... or where it leaves more than this share of the vertices."""
 CYCLES = 2
 LARGE = 50_000
 """A larger graph is contracted once for all cycles: its own rounds cost most and gain least by repetition."""
@@ -102,16 +104,17 @@ def _contracted(
     """
     matrix, weights, caps, num_parts, _ = problem
     n = matrix.shape[0]
-    per_part = next((count for count in CLUSTERS_PER_PART if n > ROUGHLY * count * num_parts), None)
-    if per_part is None:
-        return None
-    limit = weights.sum(axis=1, dtype=np.float64) / (per_part * num_parts)
-    label, count = cluster(matrix, weights, np.maximum(limit, weights.max(axis=1)), rng, part_of)
-    if count > 0.98 * n:
-        return None
-    smaller = problem._replace(matrix=contract(matrix, label, count), weights=loads(label, weights, count))
-    problem.step()
-    return smaller, label
+    total = weights.sum(axis=1, dtype=np.float64)
+    for per_part in CLUSTERS_PER_PART:
+        if n <= ROUGHLY * per_part * num_parts:
+            continue
+        limit = np.maximum(total / (per_part * num_parts), weights.max(axis=1))
+        label, count = cluster(matrix, weights, limit, rng, part_of)
+        if count <= SHRINKS * n:
+            problem.step()
+            smaller = contract(matrix, label, count)
+            return problem._replace(matrix=smaller, weights=loads(label, weights, count)), label
+    return None
 
 
 def _back(problem: Problem, part_of: np.ndarray) -> np.ndarray:

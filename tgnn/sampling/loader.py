@@ -103,7 +103,7 @@ class Loader:
         return torch.argsort(rng.keyed(rng.stream(self.seed, rng.PERMUTATION, epoch), self._seed_ids), stable=True)
 
     def _prepare(self, order: Tensor, epoch: int, step: int) -> MiniBatch:
-        batch = order[step * self.batch_size : (step + 1) * self.batch_size]
+        batch, sent = order[step * self.batch_size : (step + 1) * self.batch_size], self.comm.bytes_sent
         with self.stage("sample"):
             new = self._seed_new[batch]
             if self.parallel == "split":
@@ -112,7 +112,9 @@ class Loader:
                 new = new.tensor_split(self.comm.ranks)[self.comm.rank]
             rows = (new - self.topology.first).to(self.comm.device)
         hops = self.sampler.sample(rows, self.fanouts, epoch, step)
-        return self._load(hops, rows, batch.numel(), epoch, step)
+        ready = self._load(hops, rows, batch.numel(), epoch, step)
+        ready.work["exchange_bytes"] = self.comm.bytes_sent - sent
+        return ready
 
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:
         device = self.comm.device

@@ -47,7 +47,7 @@ class MiniBatch:
     epoch: int = 0
     step: int = 0
     work: dict[str, int] = field(default_factory=dict)
-    """This rank's counts: seeds, edges, input_rows, feature_rows_loaded, halo_rows."""
+    """This rank's counts: seeds, edges, input_rows, feature_rows_loaded, halo_rows, exchange_bytes (of sampling)."""
     stage: Stage = no_stage
 
     @property

@@ -106,8 +106,8 @@ class CheckpointState:
     """Sum of the losses, over all ranks, of the seeds already seen in this epoch."""
     seeds: int = 0
     """Number of those seeds."""
-    work: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Work counters of those steps, summed over ranks."""
+    work: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Work counters of those steps, one per rank."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The run's options, as in config.json."""
     dataset: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from tgnn.data.options import DataOptions
 from tgnn.errors import warn_once, wrong
+from tgnn.partition.store import Store
 from tgnn.training import flags
 from tgnn.training.flags import flag_of, option
 from tgnn.training.prepare import is_store
@@ -87,8 +88,9 @@ class TrainConfig:
         choices=("auto", "accuracy", "f1", "auc"),
     )  # fmt: skip
     ranks: int | None = option(
-        None, "ranks on this machine (default: one per GPU, else 1; 2 for the built-in graph)", resumable=True
-    )
+        None, "ranks on this machine (default: a store's parts, else one per GPU, else 1; 2 for the built-in graph)",
+        resumable=True,
+    )  # fmt: skip
     parallel: str = option("split", "how ranks share a batch", choices=("split", "data"), resumable=True)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"), resumable=True)
     backend: str = option("auto", "sparse kernels", choices=("auto", "torch", "triton"), resumable=True)
@@ -211,9 +213,9 @@ class Resolved(NamedTuple):
         }
 
     def num_ranks(self) -> int:
-        """The number of ranks to run on: torchrun's where it started us, else `--ranks`, else one per GPU,
-        else 2 for the built-in graph and 1 for other data. Raises UserError where `--ranks` contradicts
-        torchrun.
+        """The number of ranks to run on: torchrun's where it started us, else `--ranks`, else as many as a
+        store has parts, else one per GPU, else 2 for the built-in graph and 1 for other data. Raises UserError
+        where `--ranks` contradicts torchrun, or for a store that cannot be opened.
         """
         from tgnn.parallel.comm import torchrun_int, under_torchrun
 
@@ -226,6 +228,8 @@ class Resolved(NamedTuple):
             return world
         if self.config.ranks is not None:
             return self.config.ranks
+        if is_store(self.source):
+            return Store.open(self.source).num_parts
         gpus = _count_gpus() if self.config.device != "cpu" else 0
         return gpus or (2 if self.data is None else 1)
 
@@ -370,8 +374,11 @@ def _resumed(run: str, source: str | None, train: dict[str, Any], data: dict[str
                     f"leave {flag_of(name)} out, or start a new run",
                 )
     config = dataclasses.replace(recorded.config, **train | {"run_dir": str(run), "resume": True})
-    # A store has its options in itself.
-    options = DataOptions(**data) if is_store(source) else recorded.data_options
+    options = recorded.data_options
+    if source is not None and is_store(source):
+        # A store has its options, its place and its number of parts in itself.
+        options = DataOptions(**data)
+        config = dataclasses.replace(config, ranks=train.get("ranks"), store=train.get("store"))
     source = recorded.data if source is None else source
     return Resolved(source, config, options, frozenset(train) | frozenset(data))
 

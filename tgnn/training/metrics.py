@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 
-from tgnn.errors import wrong
+from tgnn.errors import UserError, wrong
 from tgnn.parallel.comm import Comm
 from tgnn.training.checkpoint import atomic_file
 from tgnn.training.config import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
 STAGES = ("sample", "split", "load", "wait", "forward", "backward", "update", "eval")
 DOMINANT_SHARE = 0.6
+# Where runs go that are not told where.
+RUNS = "runs"
 
 _ADVICE = {
     "sample": "draw fewer in-edges with --fanouts, or hide sampling behind compute with a larger --prefetch",
@@ -113,19 +115,30 @@ class WorkCounters:
         """The counts by name."""
         return dataclasses.asdict(self)
 
-    def sum_over_ranks(self, comm: Comm, earlier: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """The `work` entry of an epoch's line: sums over the ranks, and `balance`, the largest rank's edges
-        over the mean. `earlier` are sums of the same epoch from before a restart; they count, but not for the
-        balance. Collective.
+    def per_rank(self, comm: Comm, earlier: Mapping[str, Sequence[int]] | None = None) -> dict[str, list[int]]:
+        """Every rank's counts by name, in rank order. `earlier` are those of the same epoch from before a
+        restart; where that had another number of ranks, they are dealt out evenly. Collective.
         """
-        names = [field.name for field in dataclasses.fields(self)]
-        per_rank = comm.all_gather_ints([getattr(self, name) for name in names])
-        sums: dict[str, Any] = {name: sum(column) for name, column in zip(names, zip(*per_rank))}  # noqa: B905
-        edges = [row[names.index("edges")] for row in per_rank]
+        counts = self.as_dict()
+        rows = comm.all_gather_ints(list(counts.values()))
+        found = {name: [row[place] for row in rows] for place, name in enumerate(counts)}
+        for name, before in (earlier or {}).items():
+            if len(before) != len(rows):
+                share, rest = divmod(sum(before), len(rows))
+                before = [share + (rank < rest) for rank in range(len(rows))]
+            found[name] = [a + b for a, b in zip(before, found[name], strict=True)]
+        return found
+
+    def sum_over_ranks(
+        self, comm: Comm, earlier: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, Any]:
+        """The `work` entry of an epoch's line: sums over the ranks, and `balance`, the largest rank's edges
+        over the mean. `earlier` as in `per_rank`. Collective.
+        """
+        counts = self.per_rank(comm, earlier)
+        edges = counts["edges"]
         balance = max(edges) * len(edges) / sum(edges) if sum(edges) else 1.0
-        for name, count in (earlier or {}).items():
-            sums[name] += count
-        return {**sums, "cache_hit": None, "balance": balance}
+        return {**{name: sum(column) for name, column in counts.items()}, "cache_hit": None, "balance": balance}
 
 
 def memory(device: torch.device | str, comm: Comm) -> dict[str, int]:
@@ -229,23 +242,34 @@ class RunLog:
         write_json(self.run_dir / SUMMARY_FILE, summary)
 
 
-def create_run_dir(run_dir: str | None, name: str, model: str, root: str | Path = "runs") -> Path:
+def check_run_dir(run_dir: str | None, root: str | Path = RUNS) -> None:
+    """Refuse, before any work, a place that a new run cannot have: UserError where `run_dir` holds a run
+    already, or no directory can be made there.
+    """
+    if run_dir is not None and (Path(run_dir) / CONFIG_FILE).exists():
+        raise wrong(
+            "--run-dir",
+            f"{run_dir}, which holds a run",
+            "a new directory",
+            "add --resume to continue that run",
+        )
+    path = Path(os.path.abspath(run_dir or root))
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not nearest.is_dir():
+        raise _no_run_dir(path, f"{nearest} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise _no_run_dir(path, f"{nearest} is not writable")
+
+
+def create_run_dir(run_dir: str | None, name: str, model: str, root: str | Path = RUNS) -> Path:
     """A new run directory: `run_dir`, or the next free `root/<name>-<model>-<number>`.
 
-    Raises UserError where `run_dir` holds a run already or cannot be made. Two runs that start at once get
-    two.
+    Raises UserError as `check_run_dir` does. Two runs that start at once get two.
     """
+    check_run_dir(run_dir, root)
     if run_dir is not None:
-        path = Path(run_dir)
-        if (path / CONFIG_FILE).exists():
-            raise wrong(
-                "--run-dir",
-                f"{run_dir}, which holds a run",
-                "a new directory",
-                "add --resume to continue that run",
-            )
-        _make_dir(path, exist_ok=True)
-        return path
+        _make_dir(Path(run_dir), exist_ok=True)
+        return Path(run_dir)
     _make_dir(Path(root), exist_ok=True)
     stem = "".join(c if c.isalnum() or c in "._" else "-" for c in f"{name}-{model}").strip("-.")
     number = 1
@@ -264,9 +288,11 @@ def _make_dir(path: Path, exist_ok: bool) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and not exist_ok:
             raise
-        raise wrong(
-            "--run-dir", f"{path} ({error.strerror})", "a directory that can be made", "choose another"
-        ) from None
+        raise _no_run_dir(path, error.strerror) from None
+
+
+def _no_run_dir(path: Path, why: str | None) -> UserError:
+    return wrong("--run-dir", f"{path} ({why})", "a directory that can be made", "choose another")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -375,7 +401,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
     figures = "  ".join(f"{split} {_figure(summary[f'{split}_acc'])}" for split in ("train", "val", "test"))
     speed = f"{_count(summary['seeds_per_second'])} seeds/s"
     rows = [
-        (summary["metric"], f"{figures}  (epoch {summary['best_epoch']} of {summary['epochs']})"),
+        (summary["metric"], f"{figures}  (best epoch: {summary['best_epoch']} of {summary['epochs']})"),
         ("seconds per epoch", " ".join(f"{name:>8}" for name in stages)),
         ("", " ".join(f"{value:8.3f}" for value in stages.values())),
         ("training speed", f"{speed} on {summary['ranks']} ranks, {summary['parallel']}"),

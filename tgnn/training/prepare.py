@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,7 @@ KEY_VERSION = 1
 """Raised when the same key would no longer mean the same store, for example after a partitioner changed."""
 
 
-def prepare_store(
+def prepare(
     data: str | os.PathLike | Dataset | Store,
     parts: int,
     *,
@@ -47,17 +48,20 @@ def prepare_store(
     seed: int = 0,
     store: str | os.PathLike | None = None,
     progress: bool = False,
+    check: Callable[[Dataset | Store], object] | None = None,
 ) -> Store:
     """A store of `parts` parts of `data`: a dataset's name or path, a Dataset, or a store (which must fit).
 
     Reuses what an earlier call has written to `store` (default: the cache) for the same data, options,
-    partitioner, parts and seed; a damaged store in the cache is made anew. Raises UserError for data that
-    cannot be loaded, a store of another number of parts, and a `store` path that holds something else.
+    partitioner, parts and seed; a damaged store in the cache is made anew. `check` is called with the store
+    that was found, or with the dataset before anything is written, and may refuse it. Raises UserError for
+    data that cannot be loaded, a store of another number of parts, and a `store` path that holds something
+    else.
     """
     options = data_options or DataOptions()
     if isinstance(data, Store) or is_store(data):
         found = data if isinstance(data, Store) else Store.open(data)
-        return _as_given(found, options, store).require_parts(parts)
+        return _checked(_as_given(found, options, store).require_parts(parts), check)
     if parts < 1:
         raise wrong("parts", parts, "at least 1", "ask for one part per rank")
     key, name = _key(data, options, partitioner, parts, seed)
@@ -68,29 +72,40 @@ def prepare_store(
         path = Path(store)
         found = _open_kept(path, key)
     if found is not None:
-        return found
-    dataset = data if isinstance(data, Dataset) else load(os.fspath(data), options)
+        return _checked(found, check)
+    if progress and sys.stderr.isatty():
+        print(f"preparing {name} for {parts} ranks", file=sys.stderr)
+    dataset = _checked(data if isinstance(data, Dataset) else load(os.fspath(data), options), check)
     made_how = {"partitioner": partitioner, "seed": seed, "key": key, "data_options": options.as_dict()}
     return _write(dataset, parts, path, made_how, is_cache=store is None, progress=progress)
 
 
-def prepare_for_ranks(resolved: Resolved, ranks: int, progress: bool = False) -> Store:
-    """The store that a resolved run trains on, of as many parts as there are ranks.
+def prepare_for_ranks(
+    resolved: Resolved, ranks: int, check: Callable[[Dataset | Store], object] | None = None
+) -> Store:
+    """The store that a resolved run trains on, of as many parts as there are ranks; `check` as in `prepare`.
 
     Under torchrun rank 0 prepares it and the others wait, outside collectives. The partitioning does not
     follow the run's seed: no result depends on it, and runs that differ in their seed share one store.
     """
     config = resolved.config
 
-    def prepare() -> Store:
-        return prepare_store(
+    def make() -> Store:
+        return prepare(
             resolved.source, ranks, data_options=resolved.data_options, partitioner=config.partitioner,
-            store=config.store, progress=progress,
+            store=config.store, progress=config.progress != "never", check=check,
         )  # fmt: skip
 
     if not under_torchrun():
-        return prepare()
-    return wait_for_store(prepare, torchrun_int("RANK"), ranks)
+        return make()
+    return wait_for_store(make, torchrun_int("RANK"), ranks)
+
+
+def _checked(found: Any, check: Callable[[Any], object] | None) -> Any:
+    """What was found, if `check` has nothing against it."""
+    if check is not None:
+        check(found)
+    return found
 
 
 def is_store(data: Any) -> bool:
@@ -234,7 +249,7 @@ def _cache_folder() -> Path:
 
 
 def wait_for_store(
-    prepare: Callable[[], Store],
+    make: Callable[[], Store],
     rank: int,
     ranks: int,
     *,
@@ -242,7 +257,7 @@ def wait_for_store(
     timeout_s: float | None = None,
     poll_s: float = 0.2,
 ) -> Store:
-    """The store that rank 0 gets from `prepare()`, on every rank; for ranks that torchrun started.
+    """The store that rank 0 gets from `make()`, on every rank; for ranks that torchrun started.
 
     The others poll a key-value store, outside collectives, for as long as rank 0 needs (at most `timeout_s`,
     for ever by default), and fail at once when it fails: with its UserError, or with a RuntimeError that
@@ -251,12 +266,12 @@ def wait_for_store(
     exist on every rank's machine.
     """
     if ranks == 1:
-        return prepare()
+        return make()
     mailbox = mailbox or _mailbox(rank, ranks)
     key = f"tgnn/prepared/{mailbox.add(f'tgnn/calls/{rank}', 1)}"
     if rank == 0:
         try:
-            store = prepare()
+            store = make()
         except BaseException as error:
             kind = "user" if isinstance(error, UserError) else "fault"
             text = str(error) if kind == "user" else f"{type(error).__name__}: {error}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tgnn.errors import wrong
+from tgnn.data.graph import Dataset
+from tgnn.errors import UserError, wrong
 from tgnn.kernels.backend import all_ran, set_backend, use_backend
 from tgnn.nn.model import GNN
 from tgnn.parallel.comm import current
@@ -29,8 +31,8 @@ from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
 from tgnn.training.metrics import RunLog, StageClock, WorkCounters, epoch_line, memory, provenance, summarise
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-# Between progress lines where there is no terminal for a bar.
-LINE_SECONDS = 2.0
+# Least time between progress lines where there is no terminal for a bar: after an epoch, and inside a long one.
+LINE_SECONDS, STEP_LINE_SECONDS = 2.0, 30.0
 
 
 def train_rank(resolved: Resolved, store: Store, run_dir: Path | None) -> dict[str, Any] | None:
@@ -68,7 +70,7 @@ class Trainer:
     def __init__(self, resolved: Resolved, store: Store, run_dir: Path | None) -> None:
         config = self.config = resolved.config
         self.comm, self.store, self.record = current(), store, resolved.record()
-        self.metric = check_run(store, config, self.comm.ranks)
+        self.metric = check_run(store, config)
         set_backend(config.backend)
         self.dtype, self.clock = DTYPES[config.dtype], StageClock()
         self.loader = Loader(
@@ -83,14 +85,15 @@ class Trainer:
         self.state = self._resume() if config.resume else CheckpointState(model={}, optimizer={}, epoch=1)
         self.lines = self.log.lines() if self.log is not None else []
         self.stop_signal: int | None = None
-        self._shown_at = time.monotonic()
+        self._said_at = time.monotonic()
 
     def fit(self) -> dict[str, Any] | None:
         """Run the epochs that are left; returns the summary on rank 0. Collective."""
-        state, config = self.state, self.config
-        steps = max(0, (config.epochs - state.epoch + 1) * len(self.loader) - state.step)
+        state, config, steps = self.state, self.config, len(self.loader)
+        done = (state.epoch - 1) * steps + state.step
         stopped = None
-        with _stop_signals(self), _progress(config.progress, steps, self.comm.rank) as bar:
+        self.clock.start()
+        with _stop_signals(self), _progress(config.progress, done, config.epochs * steps, self.comm.rank) as bar:
             while stopped is None and state.epoch <= config.epochs:
                 if config.patience and state.stale >= config.patience:
                     stopped = {"why": f"no better validation metric for {config.patience} epochs", "signal": None}
@@ -104,15 +107,14 @@ class Trainer:
             provenance=provenance(self.comm.device),
         )  # fmt: skip
         if self.log is not None:
-            self.log.write_summary(summary)
+            with writing(self.run_dir):
+                self.log.write_summary(summary)
         return summary
 
     def _epoch(self, bar: tqdm) -> bool:
         """One epoch, or what is left of it; False where a signal stopped it (after a checkpoint)."""
         state, every = self.state, self.config.checkpoint_every
-        self.clock.start()
-        work, sent = WorkCounters(), self.comm.bytes_sent
-        earlier = dict(state.work)
+        work, earlier = WorkCounters(), state.work
         self.model.train()
         for batch in self.loader.iterate(state.epoch - 1, state.step):
             loss, stop = self._step(batch)
@@ -121,8 +123,8 @@ class Trainer:
             state.seeds += batch.global_seeds
             for name, count in batch.work.items():
                 setattr(work, name, getattr(work, name) + count)
-            work.exchange_bytes = self.comm.bytes_sent - sent
             bar.update()
+            self._say(bar, f"step {state.step}/{len(self.loader)}", {"loss": state.loss_sum / state.seeds}, STEP_LINE_SECONDS)
             if stop or (every and state.step % every == 0 and state.step < len(self.loader)):
                 with self.clock.stage("update"):
                     self._checkpoint(work, earlier)
@@ -133,7 +135,7 @@ class Trainer:
 
     def _step(self, batch: MiniBatch) -> tuple[float, bool]:
         """One optimizer step; returns (sum of the batch's losses over all ranks, whether any rank wants to stop)."""
-        clock = self.clock
+        clock, sent = self.clock, self.comm.bytes_sent
         with clock.stage("forward"), autocast(self.dtype, self.comm.device):
             batch.x = batch.x.to(self.dtype)
             total = loss_sum(self.model(batch), batch.y, self.store.task)
@@ -146,49 +148,60 @@ class Trainer:
                 [total.detach().double(), total.new_tensor(self.stop_signal is not None).double()]
             )
             loss, stop = all_reduce_gradients(self.model, extra=extra).tolist()
+            if not math.isfinite(loss):
+                raise self._diverged("the loss", loss)
             self.optimizer.step()
+        batch.work["exchange_bytes"] += self.comm.bytes_sent - sent
         return loss, stop > 0
 
-    def _finish_epoch(self, work: WorkCounters, earlier: dict[str, int], bar: tqdm) -> None:
-        state, config = self.state, self.config
-        loss, epoch = state.loss_sum / max(state.seeds, 1), state.epoch
-        figures: dict[str, Any] = {"train_acc": None, "val_acc": None, "test_acc": None, "val_loss": None}
+    def _diverged(self, what: str, got: object) -> UserError:
+        """Every rank raises it after the same step, before anything of that state is saved."""
+        where, rate = f"{what} in epoch {self.state.epoch}, step {self.state.step + 1}", self.config.lr
+        do = f"train with a smaller --lr than {rate:g}, or with smaller features (--feature-norm column)"
+        return wrong(where, got, "finite numbers", do)
+
+    def _finish_epoch(self, work: WorkCounters, earlier: Mapping[str, list[int]], bar: tqdm) -> None:
+        state, config, epoch = self.state, self.config, self.state.epoch
+        loss = state.loss_sum / max(state.seeds, 1)
+        self._check_weights()
+        figures: dict[str, float | None] = dict.fromkeys(("train_acc", "val_acc", "test_acc", "val_loss"))
         better = False
         with self.clock.stage("eval"):
             if epoch % config.eval_every == 0 or epoch == config.epochs:
                 figures = self._evaluate()
                 better = self._is_better(figures)
-            state.stale = 0 if better else state.stale + 1
-            if better:
-                state.best_epoch, state.best_metric, state.best_loss = (
-                    epoch,
-                    figures["val_acc"],
-                    figures["val_loss"],
-                )
             counts, used = work.sum_over_ranks(self.comm, earlier), memory(self.comm.device, self.comm)
-            state.epoch, state.step, state.loss_sum, state.seeds, state.work = epoch + 1, 0, 0.0, 0, {}
-            if self.run_dir is not None:
-                self._save(LAST_FILE, *([BEST_FILE] if better else []))
-        seconds = self.clock.seconds()
+        state.stale = 0 if better else state.stale + 1
+        if better:
+            state.best_epoch, state.best_metric, state.best_loss = epoch, figures["val_acc"], figures["val_loss"]
         line = epoch_line(
             epoch=epoch, loss=loss, metric=self.metric, ranks=self.comm.ranks, parallel=config.parallel,
-            seconds=seconds, work=counts, memory=used, **figures,
+            seconds=self.clock.seconds(), work=counts, memory=used, **figures,
         )  # fmt: skip
+        self.clock.start()
         self.lines.append(line)
-        if self.log is not None:
-            self.log.append(line)
-        shown = {"loss": loss, **{name: figures[name] for name in ("val_acc", "test_acc")}}
-        self._show(bar, {name: f"{value:.4f}" for name, value in shown.items() if value is not None})
+        state.epoch, state.step, state.loss_sum, state.seeds, state.work = epoch + 1, 0, 0.0, 0, {}
+        # The line before the checkpoint: whatever comes between, resuming writes the line again and loses none. So
+        # the time of this checkpoint counts in the next epoch.
+        with self.clock.stage("eval"), writing(self.run_dir):
+            if self.log is not None:
+                self.log.append(line)
+            self._save(*([BEST_FILE] if better else []), LAST_FILE)
+        shown = {"loss": loss, "val_acc": figures["val_acc"], "test_acc": figures["test_acc"]}
+        self._say(bar, "", shown, LINE_SECONDS)
 
-    def _show(self, bar: tqdm, shown: dict[str, str]) -> None:
-        """Progress after an epoch: on the bar, or where `auto` shows none as a line now and then."""
-        epoch = f"epoch {self.state.epoch - 1}/{self.config.epochs}"
-        bar.set_description(epoch, refresh=False)
-        bar.set_postfix(shown)
+    def _say(self, bar: tqdm, step: str, figures: Mapping[str, float | None], every: float) -> None:
+        """Progress: on the bar after an epoch, or where `auto` shows none as a line, at most `every` few seconds."""
+        epoch = f"epoch {self.state.epoch if step else self.state.epoch - 1}/{self.config.epochs}"
+        shown = {name: f"{value:.4f}" for name, value in figures.items() if value is not None}
+        if not step:
+            bar.set_description(epoch, refresh=False)
+            bar.set_postfix(shown)
         quiet = self.comm.rank != 0 or self.config.progress != "auto" or not bar.disable
-        if not quiet and time.monotonic() - self._shown_at > LINE_SECONDS:
-            self._shown_at = time.monotonic()
-            print(epoch, *(f"{name} {value}" for name, value in shown.items()), sep="  ", file=sys.stderr, flush=True)
+        if not quiet and time.monotonic() - self._said_at > every:
+            self._said_at = time.monotonic()
+            words = [epoch, *([step] if step else []), *(f"{name} {value}" for name, value in shown.items())]
+            print("  ".join(words), file=sys.stderr, flush=True)
 
     def _evaluate(self) -> dict[str, float | None]:
         """Metric on every split and the validation loss, by exact inference."""
@@ -205,22 +218,30 @@ class Trainer:
     def _is_better(self, figures: dict[str, float | None]) -> bool:
         """Whether the validation metric is the best so far, ties broken by validation loss; without one: the newest."""
         state, value, loss = self.state, figures["val_acc"], figures["val_loss"]
-        if value is None or state.best_metric is None:
+        if value is None:
+            return True
+        if not math.isfinite(value) or not math.isfinite(loss):
+            return False
+        if state.best_metric is None:
             return True
         tied = value == state.best_metric and loss is not None and state.best_loss is not None
         return value > state.best_metric or (tied and loss < state.best_loss)
 
-    def _checkpoint(self, work: WorkCounters, earlier: dict[str, int]) -> None:
+    def _checkpoint(self, work: WorkCounters, earlier: Mapping[str, list[int]]) -> None:
         """Write `last.pt` in the middle of an epoch. Collective."""
-        if self.run_dir is None:
-            return
-        counts = work.sum_over_ranks(self.comm, earlier)
-        self.state.work = {name: counts[name] for name in work.as_dict()}
-        self._save(LAST_FILE)
+        self._check_weights()
+        self.state.work = work.per_rank(self.comm, earlier)
+        with writing(self.run_dir):
+            self._save(LAST_FILE)
+
+    def _check_weights(self) -> None:
+        """Refuse to go on with weights that the last step has spoilt; the same on every rank."""
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise self._diverged("the weights", "NaN or infinity")
 
     def _save(self, *names: str) -> None:
         """Write the run's state, rank 0's copy of what all ranks have."""
-        if self.comm.rank == 0:
+        if self.log is not None:
             self.state.model, self.state.optimizer = self.model.state_dict(), self.optimizer.state_dict()
             self.state.config, self.state.dataset = self.record, dataset_fingerprint(self.store)
             for name in names:
@@ -236,24 +257,38 @@ class Trainer:
         return state
 
 
-def check_trainable(store: Store) -> None:
-    """Refuse, before any work, a store that no model can train on or score: UserError."""
-    what = f"training on {store.name}"
-    if store.num_features == 0:
+def check_trainable(data: Store | Dataset) -> None:
+    """Refuse, before any work, data that no model can train on or score: UserError."""
+    what = f"training on {data.name}"
+    if data.num_features == 0:
         raise wrong(what, "no features", "a feature row per vertex", "give features, for example --feature-file FILE")
-    if store.task is None or store.num_classes == 0:
+    if data.num_classes == 0:
         raise wrong(what, "no labels", "labels of the training vertices", "give labels, for example --label-file FILE")
 
 
-def check_run(store: Store, config: TrainConfig, ranks: int) -> str:
-    """Refuse, before any work, a run that cannot go on with this store: UserError. Returns the metric's name."""
-    check_trainable(store)
-    store.require_parts(ranks)
-    if not any(len(store.part(part).train) for part in range(store.num_parts)):
-        what, do = f"training on {store.name}", "give one, for example --split random:20,30"
+def check_run(data: Store | Dataset, config: TrainConfig) -> str:
+    """Refuse, before any work, a run that cannot go on with this data: UserError. Returns the metric's name."""
+    check_trainable(data)
+    train = data.train if isinstance(data, Dataset) else data.split_ids("train")
+    if len(train) == 0:
+        what, do = f"training on {data.name}", "give one, for example --split random:20,30"
         raise wrong(what, "no training vertices", "a split", do)
     with use_backend(config.backend):
-        return check_metric(config.metric, store.task, store.num_classes)
+        return check_metric(config.metric, data.task, data.num_classes)
+
+
+@contextmanager
+def writing(run_dir: Path | None) -> Iterator[None]:
+    """While files of a run are written: what the disk refuses becomes a UserError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch wraps what the file said.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        do = "make room, then go on from the last checkpoint with --resume"
+        raise wrong(f"writing to {run_dir}", cause.strerror or cause, "a disk that takes it", do) from error
 
 
 @contextmanager
@@ -277,11 +312,11 @@ def _stop_signals(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(when: str, steps: int, rank: int) -> Iterator[tqdm]:
+def _progress(when: str, done: int, steps: int, rank: int) -> Iterator[tqdm]:
     """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2 seconds.
 
     Elsewhere than on a terminal `auto` writes a line now and then instead of a bar.
     """
     shown = rank == 0 and (when == "always" or (when == "auto" and sys.stderr.isatty()))
-    with tqdm(total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:
+    with tqdm(initial=done, total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:
         yield bar

@@ -1,0 +1,1 @@
+"""Tests of mini-batch sampling on one rank."""
