@@ -1,7 +1,8 @@
 """tgnn: train graph neural networks over several GPUs by split parallelism.
 
-Every rank samples and trains on its own part of the graph and exchanges intermediate rows with the others, so that no
-vertex is sampled, loaded or computed twice. `python -m tgnn.train` is the command line; the names here are the API.
+Every rank samples and trains on its own part of the graph and exchanges intermediate rows with the others,
+so that no vertex is sampled, loaded or computed twice. `python -m tgnn.train` is the command line; the names
+here are the API.
 """
 
 from importlib.metadata import PackageNotFoundError, version

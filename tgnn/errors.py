@@ -1,8 +1,8 @@
 """Errors that teach: one wording for a user's mistake, and how a command line shows it.
 
-A user's mistake is a `UserError`: one sentence that says what was got, what was expected and what to do about it.
-Command lines print that sentence and end with status 2; anything else is our own fault and keeps its traceback (in a
-rank: that rank's traceback, and not its parent's).
+A user's mistake is a `UserError`: one sentence that says what was got, what was expected and what to do about
+it. Command lines print that sentence and end with status 2; anything else is our own fault and keeps its
+traceback (in a rank: that rank's traceback, and not its parent's).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def warn_once(key: str, message: str) -> None:
 def run_command(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None) -> int:
     """Run a command line's `main` and return the exit status.
 
-    A `UserError` becomes its sentence on stderr and status 2, a `ReportedError` its text and status 1, Ctrl-C status
-    130. Our own warnings are shown as one line each.
+    A `UserError` becomes its sentence on stderr and status 2, a `ReportedError` its text and status 1, Ctrl-C
+    status 130. Warnings for the user are shown as one line each.
     """
     with _plain_warnings():
         try:
@@ -70,9 +70,8 @@ def run_command(main: Callable[[Sequence[str] | None], int | None], argv: Sequen
 
 
 def _let_rank_0_tell() -> None:
-    """Under torchrun every rank meets the same mistake: rank 0 tells it, and torchrun ends the others meanwhile.
-
-    One that rank 0 does not meet is told all the same, a little later.
+    """Under torchrun every rank meets the same mistake: rank 0 tells it, and torchrun ends the others
+    meanwhile. One that rank 0 does not meet is told all the same, a little later.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
         time.sleep(_TORCHRUN_ENDS_RANKS_S)

@@ -19,22 +19,27 @@ from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, read_run
 from tgnn.training.flags import Parser
 from tgnn.training.inference import LayerwiseInference, gather_by_original_id, predict
 from tgnn.training.loss import check_metric, evaluate
-from tgnn.training.prepare import prepare_for_ranks
-from tgnn.training.trainer import DTYPES, build_model, check_trainable
+from tgnn.training.prepare import is_store, prepare_for_ranks
+from tgnn.training.trainer import DTYPES, build_model, check_trainable, writing
 
 
 def make_parser() -> Parser:
     """The parser of `python -m tgnn.predict`."""
     parser = Parser(
         prog="python -m tgnn.predict",
-        description="Score every vertex with a trained run, layer by layer over all in-edges, in original id order.",
+        description="Score every vertex with a trained run, layer by layer over all in-edges, in original id "
+        "order.",
     )
     parser.add_argument("run", metavar="RUN", help="directory of a run that python -m tgnn.train has written")
     parser.add_argument("--data", metavar="DATA", help="another place of the run's dataset, or a store of it")
-    parser.add_argument("--out", metavar="FILE.npy", help="write the scores (logits), [vertices, classes] float")
+    parser.add_argument(
+        "--out", metavar="FILE.npy", help="write the scores (logits), [vertices, classes] float"
+    )
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (best)")
     parser.add_argument("--ranks", type=int, help="ranks on this machine (default: as in training)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)"
+    )
     return parser
 
 
@@ -44,28 +49,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     resolved = read_run(args.run)
     checkpoint = Path(args.run) / (BEST_FILE if args.checkpoint == "best" else LAST_FILE)
     state = CheckpointState.load(checkpoint)
-    if args.data is not None:
-        resolved = resolved._replace(data=args.data)
-    if args.ranks is not None:
-        if args.ranks < 1:
-            raise wrong("--ranks", args.ranks, "at least 1", "give a positive number")
-        resolved.config.ranks = args.ranks
+    resolved = _elsewhere(resolved, args.data, args.ranks)
     if args.out is not None and not Path(args.out).resolve().parent.is_dir():
         raise wrong("--out", args.out, "a file in an existing directory", "make the directory first")
     ranks = resolved.num_ranks()
-    store = prepare_for_ranks(resolved, ranks)
-    check_trainable(store)
+    store = prepare_for_ranks(resolved, ranks, check=check_trainable)
     state.check_dataset(dataset_fingerprint(store))
-    figures = launch(predict_rank, resolved, store, checkpoint, args.out, ranks=ranks, device=args.device)
+    how = {"ranks": ranks, "device": args.device, "timeout": resolved.config.timeout}
+    figures = launch(predict_rank, resolved, store, checkpoint, args.out, **how)
     if figures is not None:
-        print(f"{figures.pop('metric'):<12} " + "  ".join(f"{name} {value}" for name, value in figures.items()))
+        print(
+            f"{figures.pop('metric'):<12} " + "  ".join(f"{name} {value}" for name, value in figures.items())
+        )
         if args.out is not None:
             print(f"scores       {args.out}")
     return 0
 
 
-def predict_rank(resolved: Resolved, store: Store, checkpoint: Path, out: str | None) -> dict[str, str] | None:
-    """Predict as one of the current ranks; rank 0 writes `out` and returns the figures per split. Collective."""
+def _elsewhere(resolved: Resolved, data: str | None, ranks: int | None) -> Resolved:
+    """The run on other data or ranks than it was trained with: its store may not fit these."""
+    config, given = resolved.config, resolved.given
+    if data is not None:
+        resolved = resolved._replace(data=data)
+        config.store = None
+        config.ranks = None if is_store(data) else config.ranks
+    if ranks is not None:
+        if ranks < 1:
+            raise wrong("--ranks", ranks, "at least 1", "give a positive number")
+        config.store = config.store if ranks == config.ranks else None
+        config.ranks, given = ranks, given | {"ranks"}
+    return resolved._replace(given=given)
+
+
+def predict_rank(
+    resolved: Resolved, store: Store, checkpoint: Path, out: str | None
+) -> dict[str, str] | None:
+    """Predict as one of the current ranks; rank 0 writes `out` and returns the figures per split.
+    Collective.
+    """
     comm, config = current(), resolved.config
     model = build_model(config, store)
     model.load_state_dict(CheckpointState.load(checkpoint).model)
@@ -81,13 +102,15 @@ def predict_rank(resolved: Resolved, store: Store, checkpoint: Path, out: str | 
     if comm.rank != 0:
         return None
     if scores is not None:
-        with atomic_file(Path(out)) as file:
+        with writing(Path(out).parent), atomic_file(Path(out)) as file:
             np.save(file, scores.numpy(), allow_pickle=False)
     return figures
 
 
 class _CallableModule(types.ModuleType):
-    """Importing this module makes it the package's attribute `predict`, where the function of that name stands too."""
+    """Importing this module makes it the package's attribute `predict`, where the function of that name
+    stands too.
+    """
 
     __call__ = staticmethod(predict)
 

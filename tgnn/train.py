@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_run_dir(config.run_dir)
     store = prepare_for_ranks(resolved, ranks, check=functools.partial(check_run, config=config))
     run_dir = _run_dir(resolved, store.name)
-    summary = launch(train_rank, resolved, store, run_dir, ranks=ranks, device=config.device, timeout=config.timeout)
+    how = {"ranks": ranks, "device": config.device, "timeout": config.timeout}
+    summary = launch(train_rank, resolved, store, run_dir, **how)
     return 0 if summary is None else _report(summary, run_dir)
 
 

@@ -1,4 +1,4 @@
-"""A script that starts ranks, for tests that need a parent of their own: `launch_job.py error|wait DIR`."""
+"""A script that starts ranks, for tests that need a parent of their own: `launch_job.py MODE DIR`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def work_until_stopped(folder: Path) -> str:
     return f"stopped after {len(stop)} signal"
 
 
+def tell_all(folder: Path) -> None:
+    """Every rank's own account of how many there are."""
+    (folder / f"rank-{current().rank}-of-{current().ranks}").touch()
+    current().barrier()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "torchrun":
+        # Twice in one process: the second group must not meet at the first one's addresses.
+        for turn in ("first", "second"):
+            launch(tell_all, Path(sys.argv[2]) / turn, device="cpu", threads=1)
+        sys.exit()
     job = {"error": fail_on_rank_1, "wait": work_until_stopped}[sys.argv[1]]
     print(launch(job, Path(sys.argv[2]), ranks=2, device="cpu", threads=1))

@@ -160,3 +160,20 @@ def test_two_jobs_at_once_one_fails_and_the_other_loses_its_parent(tmp_path: Pat
         for process in (failing, orphaned):
             process.kill()
             process.wait()
+
+
+def test_torchrun_ranks_join_each_other(tmp_path: Path):
+    for turn in ("first", "second"):
+        (tmp_path / turn).mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, launch_job.__file__, "torchrun", str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for turn in ("first", "second"):
+        assert sorted(file.name for file in (tmp_path / turn).iterdir()) == ["rank-0-of-2", "rank-1-of-2"]

@@ -184,7 +184,7 @@ def test_taken_or_impossible_run_directories_are_refused(tmp_path: Path) -> None
     RunLog(tmp_path).write_config({})
     with pytest.raises(UserError, match=r"^--run-dir: got [^\n]* which holds a run, [^\n]*--resume[^\n]*\.$"):
         create_run_dir(str(tmp_path), "n", "m")
-    with pytest.raises(UserError, match=r"^--run-dir: got [^\n]*Not a directory[^\n]*\.$"):
+    with pytest.raises(UserError, match=r"^--run-dir: got [^\n]*config.json is a file[^\n]*\.$"):
         create_run_dir(str(tmp_path / "config.json" / "x"), "n", "m")
     with pytest.raises(UserError, match=r"^--run-dir: "):
         create_run_dir(str(tmp_path / "config.json"), "n", "m")

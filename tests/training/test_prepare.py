@@ -163,7 +163,7 @@ def test_the_slower_of_two_uses_the_faster_ones_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     options = {"store": tmp_path / "kept"} if kept else {}
-    real = prepare.assign
+    real = module.assign
 
     def overtaken(*args: Any, **kwargs: Any) -> np.ndarray:
         monkeypatch.setattr(module, "assign", real)

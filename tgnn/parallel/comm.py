@@ -236,6 +236,7 @@ def _as_bytes(t: Tensor) -> Tensor:
 
 
 _current: Comm | None = None
+_groups_joined = 0
 
 
 def current() -> Comm:
@@ -262,7 +263,7 @@ def initialise(
             "env://").
         timeout_s: seconds after which a collective that some rank does not join fails.
     """
-    global _current
+    global _current, _groups_joined
     if _current is not None and _current.ranks > 1:
         raise wrong(
             "ranks",
@@ -278,11 +279,16 @@ def initialise(
         _current = Comm(device=device)
         return _current
     backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    _groups_joined += 1
     with _named(f"meeting {ranks - 1} other ranks at {init_method}", rank):
+        store, _, _ = next(dist.rendezvous(init_method, rank, ranks, timeout=timeout))
+        store.set_timeout(timeout)
         dist.init_process_group(
             backend,
-            init_method=init_method,
-            timeout=timedelta(seconds=timeout_s),
+            # Torchrun's store outlives a group: a second one must not find the first one's addresses there.
+            store=dist.PrefixStore(f"tgnn-{_groups_joined}", store),
+            timeout=timeout,
             world_size=ranks,
             rank=rank,
             device_id=device if backend == "nccl" else None,

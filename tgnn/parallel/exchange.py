@@ -1,11 +1,9 @@
 """Rows that another rank owns: the plan of who sends which to whom, and the all-to-all with autograd.
 
 Owned rows a rank was asked for travel forward; on the way back their gradients travel to the owner and are
-summed into its rows. The sum runs over the requesting ranks in rank order, so it gives the same bits on every
-run.
+summed into its rows. The sum runs over the requesting ranks in rank order: the same bits on every run.
 
-Worked example, two ranks with 3 owned rows each. Rank 1 needs rows 0 and 2 of rank 0, rank 0 needs row 1 of
-rank 1:
+Worked example, two ranks with 3 owned rows each. Rank 1 needs rows 0 and 2 of rank 0, which needs its row 1:
 
     rank 0: ExchangePlan(send_rows=[0, 2], send_counts=[0, 2], recv_counts=[0, 1], n_local=3)
     rank 1: ExchangePlan(send_rows=[1],    send_counts=[1, 0], recv_counts=[2, 0], n_local=3)

@@ -1,9 +1,8 @@
 """Start ranks on this machine, or join torchrun's; a fault in one ends them all, its error shown last.
 
 Locally started ranks are fresh processes ("spawn") that meet through a file in a temporary directory and talk
-over
-loopback: no port is chosen, so several jobs run side by side. The parent only watches. It ends when its ranks
-have ended, and they end when it does, also when it is killed.
+over loopback: no port is chosen, so several jobs run side by side. The parent only watches. It ends when its
+ranks have ended, and they end when it does, also when it is killed.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import torch
 
 from tgnn.errors import ReportedError, UserError, wrong
 from tgnn.parallel.comm import (
+    current,
     initialise,
     initialise_from_env,
     rank_device,
@@ -153,6 +153,7 @@ def _join_torchrun(
     initialise_from_env(device, timeout)
     with _threads(threads):
         value = fn(*args)
+    current().barrier()  # leaving while another rank still reads from this one can reset its connection
     shutdown()
     return value
 

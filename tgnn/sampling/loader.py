@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Loader:
             comm: process group; default the current one.
         """
         self.comm = comm or current()
-        self.store, self.fanouts, self.batch_size = store, tuple(fanouts), batch_size
+        self.store, self.fanouts, self.batch_size = store, fanouts, batch_size
         self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = parallel, shuffle, seed, prefetch, stage
         self.epoch = 0
         self._check()
@@ -67,11 +68,16 @@ class Loader:
     def _check(self) -> None:
         if self.parallel not in MODES:
             raise wrong("parallel", repr(self.parallel), "'split' or 'data'", "choose one of these")
-        if not self.fanouts or any(not isinstance(f, int) or f < -1 for f in self.fanouts):
-            raise wrong("fanouts", self.fanouts, "one or more whole numbers, each -1 (all) or more", "correct the list")
-        if self.batch_size < 1 or self.prefetch < 0:
+        fanouts = tuple(self.fanouts) if isinstance(self.fanouts, Iterable) else ()
+        if not fanouts or any(not isinstance(f, Integral) or f < -1 for f in fanouts):
+            expected = "a list of one or more whole numbers, each -1 (all) or more"
+            raise wrong("fanouts", self.fanouts, expected, "correct the list")
+        self.fanouts = tuple(int(fanout) for fanout in fanouts)
+        whole = isinstance(self.batch_size, Integral) and isinstance(self.prefetch, Integral)
+        if not whole or self.batch_size < 1 or self.prefetch < 0:
             got = f"batch_size {self.batch_size}, prefetch {self.prefetch}"
-            raise wrong("Loader", got, "batch_size >= 1 and prefetch >= 0", "correct the number")
+            raise wrong("Loader", got, "whole numbers, batch_size >= 1 and prefetch >= 0", "correct the number")
+        self.batch_size = int(self.batch_size)
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on every rank."""

@@ -142,7 +142,7 @@ class CheckpointState:
                     f"the dataset's {key.replace('_', ' ')}",
                     now,
                     f"{before}, as the checkpoint was trained on",
-                    "resume with the same dataset and options",
+                    "give the dataset and options that it was trained with",
                 )
 
 

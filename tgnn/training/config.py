@@ -88,9 +88,10 @@ class TrainConfig:
         choices=("auto", "accuracy", "f1", "auc"),
     )  # fmt: skip
     ranks: int | None = option(
-        None, "ranks on this machine (default: a store's parts, else one per GPU, else 1; 2 for the built-in graph)",
+        None,
+        "ranks on this machine (default: a store's parts, else one per GPU, else 1; built-in graph: 2)",
         resumable=True,
-    )  # fmt: skip
+    )
     parallel: str = option("split", "how ranks share a batch", choices=("split", "data"), resumable=True)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"), resumable=True)
     backend: str = option("auto", "sparse kernels", choices=("auto", "torch", "triton"), resumable=True)
@@ -214,8 +215,8 @@ class Resolved(NamedTuple):
 
     def num_ranks(self) -> int:
         """The number of ranks to run on: torchrun's where it started us, else `--ranks`, else as many as a
-        store has parts, else one per GPU, else 2 for the built-in graph and 1 for other data. Raises UserError
-        where `--ranks` contradicts torchrun, or for a store that cannot be opened.
+        store has parts, else one per GPU, else 2 for the built-in graph and 1 for other data. Raises
+        UserError where `--ranks` contradicts torchrun, or for a store that cannot be opened.
         """
         from tgnn.parallel.comm import torchrun_int, under_torchrun
 

@@ -1,7 +1,9 @@
-"""Exact inference: every layer over all vertices, layer by layer, in bounded chunks, over any number of ranks.
+"""Exact inference: every layer over all vertices, layer by layer, in bounded chunks, over any number of
+ranks.
 
-A mini-batch forward pass over all in-edges would meet most of the graph again and again; layer by layer each vertex is
-computed once a layer. Every rank holds the rows of its own vertices and asks for halo rows chunk by chunk.
+A mini-batch forward pass over all in-edges would meet most of the graph again and again; layer by layer each
+vertex is computed once a layer. Every rank holds the rows of its own vertices and asks for halo rows chunk by
+chunk.
 """
 
 from __future__ import annotations
@@ -28,12 +30,16 @@ PROJECTED_ROWS = 1 << 16
 
 
 def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager:
-    """The mixed precision of a run: bfloat16 computes in bfloat16 over float32 weights, other types in themselves."""
+    """The mixed precision of a run: bfloat16 computes in bfloat16 over float32 weights, other types as they
+    are.
+    """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 class LayerwiseInference:
-    """Computes the logits of a rank's own vertices; made once, called for as many models and epochs as wanted."""
+    """Computes the logits of a rank's own vertices; made once, called for as many models and epochs as
+    wanted.
+    """
 
     def __init__(
         self, store: Store, comm: Comm | None = None, *, chunk_edges: int = 2_000_000,
@@ -43,8 +49,8 @@ class LayerwiseInference:
         Args:
             store: of as many parts as there are ranks.
             comm: process group; default the current one.
-            chunk_edges: most in-edges in one chunk (a vertex with more is a chunk of its own); bounds the memory
-                besides one row per vertex for a layer's input and output.
+            chunk_edges: most in-edges in one chunk (a vertex with more is a chunk of its own); bounds the
+                memory besides one row per vertex for a layer's input and output.
             dtype: of the features and the logits; bfloat16 as in `autocast`.
         """
         self.comm = comm or current()
@@ -75,7 +81,9 @@ class LayerwiseInference:
 
     @torch.no_grad()
     def __call__(self, model: GNN) -> Tensor:
-        """Logits of this rank's vertices, [n, classes] in local row order, on the rank's device. Collective."""
+        """Logits of this rank's vertices, [n, classes] in local row order, on the rank's device.
+        Collective.
+        """
         training = model.training
         model.eval()
         try:
@@ -145,8 +153,8 @@ def predict(
 ) -> Tensor | None:
     """Logits of every vertex by exact layer-wise inference: [N, classes] in order of original id.
 
-    On several ranks a collective that returns the logits on rank 0 and None on the others. `dtype` defaults to that
-    of the model's parameters.
+    On several ranks a collective that returns the logits on rank 0 and None on the others. `dtype` defaults
+    to that of the model's parameters.
     """
     dtype = dtype or next(model.parameters()).dtype
     rows = LayerwiseInference(store, chunk_edges=chunk_edges, dtype=dtype)(model)

@@ -115,7 +115,9 @@ class WorkCounters:
         """The counts by name."""
         return dataclasses.asdict(self)
 
-    def per_rank(self, comm: Comm, earlier: Mapping[str, Sequence[int]] | None = None) -> dict[str, list[int]]:
+    def per_rank(
+        self, comm: Comm, earlier: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, list[int]]:
         """Every rank's counts by name, in rank order. `earlier` are those of the same epoch from before a
         restart; where that had another number of ranks, they are dealt out evenly. Collective.
         """
@@ -138,7 +140,8 @@ class WorkCounters:
         counts = self.per_rank(comm, earlier)
         edges = counts["edges"]
         balance = max(edges) * len(edges) / sum(edges) if sum(edges) else 1.0
-        return {**{name: sum(column) for name, column in counts.items()}, "cache_hit": None, "balance": balance}
+        sums = {name: sum(column) for name, column in counts.items()}
+        return {**sums, "cache_hit": None, "balance": balance}
 
 
 def memory(device: torch.device | str, comm: Comm) -> dict[str, int]:

@@ -31,7 +31,7 @@ from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
 from tgnn.training.metrics import RunLog, StageClock, WorkCounters, epoch_line, memory, provenance, summarise
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-# Least time between progress lines where there is no terminal for a bar: after an epoch, and inside a long one.
+# Least seconds between progress lines where there is no terminal for a bar: after epochs, inside long ones.
 LINE_SECONDS, STEP_LINE_SECONDS = 2.0, 30.0
 
 
@@ -47,10 +47,10 @@ def build_model(config: TrainConfig, store: Store) -> GNN:
     """The model of a run, its weights drawn from the run's seed: the same on every rank."""
     torch.manual_seed(config.seed)
     model = GNN.build(
-        config.model, store.num_features, config.hidden, store.num_classes, len(config.fanouts), heads=config.heads,
-        output_heads=config.output_heads, aggregator=config.aggregator, dropout=config.dropout,
-        attention_dropout=config.attention_dropout, activation=config.activation, norm=config.norm,
-        residual=config.residual,
+        config.model, store.num_features, config.hidden, store.num_classes, len(config.fanouts),
+        heads=config.heads, output_heads=config.output_heads, aggregator=config.aggregator,
+        dropout=config.dropout, attention_dropout=config.attention_dropout, activation=config.activation,
+        norm=config.norm, residual=config.residual,
     )  # fmt: skip
     return model.double() if config.dtype == "float64" else model
 
@@ -65,7 +65,9 @@ def build_optimizer(config: TrainConfig, model: GNN) -> torch.optim.Optimizer:
 
 
 class Trainer:
-    """One rank's run: the state between epochs is a `CheckpointState`, so stopping and resuming change nothing."""
+    """One rank's run. Its state between steps is a `CheckpointState`, so stopping and resuming change
+    nothing.
+    """
 
     def __init__(self, resolved: Resolved, store: Store, run_dir: Path | None) -> None:
         config = self.config = resolved.config
@@ -89,19 +91,21 @@ class Trainer:
 
     def fit(self) -> dict[str, Any] | None:
         """Run the epochs that are left; returns the summary on rank 0. Collective."""
-        state, config, steps = self.state, self.config, len(self.loader)
-        done = (state.epoch - 1) * steps + state.step
-        stopped = None
+        state, config, steps, stopped = self.state, self.config, len(self.loader), None
+        done, total = (state.epoch - 1) * steps + state.step, config.epochs * steps
         self.clock.start()
-        with _stop_signals(self), _progress(config.progress, done, config.epochs * steps, self.comm.rank) as bar:
+        with _stop_signals(self), _progress(config.progress, done, total, self.comm.rank) as bar:
             while stopped is None and state.epoch <= config.epochs:
                 if config.patience and state.stale >= config.patience:
-                    stopped = {"why": f"no better validation metric for {config.patience} epochs", "signal": None}
+                    why = f"no better validation metric for {config.patience} epochs"
+                    stopped = {"why": why, "signal": None}
                 elif not self._epoch(bar):
                     name = signal.Signals(self.stop_signal or signal.SIGTERM)
                     stopped = {"why": f"{name.name} in epoch {state.epoch}", "signal": int(name)}
-        if self.comm.rank != 0 or not self.lines:
-            return None if self.comm.rank != 0 else {"stopped": stopped}
+        if self.comm.rank != 0:
+            return None
+        if not self.lines:  # a signal came before the first epoch's end
+            return {"stopped": stopped}
         summary = summarise(
             self.lines, state.best_epoch, stopped=stopped, kernels=all_ran(), config=self.record,
             provenance=provenance(self.comm.device),
@@ -124,7 +128,8 @@ class Trainer:
             for name, count in batch.work.items():
                 setattr(work, name, getattr(work, name) + count)
             bar.update()
-            self._say(bar, f"step {state.step}/{len(self.loader)}", {"loss": state.loss_sum / state.seeds}, STEP_LINE_SECONDS)
+            so_far = {"loss": state.loss_sum / state.seeds}
+            self._say(bar, f"step {state.step}/{len(self.loader)}", so_far, STEP_LINE_SECONDS)
             if stop or (every and state.step % every == 0 and state.step < len(self.loader)):
                 with self.clock.stage("update"):
                     self._checkpoint(work, earlier)
@@ -134,7 +139,9 @@ class Trainer:
         return True
 
     def _step(self, batch: MiniBatch) -> tuple[float, bool]:
-        """One optimizer step; returns (sum of the batch's losses over all ranks, whether any rank wants to stop)."""
+        """One optimizer step; returns (sum of the batch's losses over all ranks, whether any rank is to
+        stop).
+        """
         clock, sent = self.clock, self.comm.bytes_sent
         with clock.stage("forward"), autocast(self.dtype, self.comm.device):
             batch.x = batch.x.to(self.dtype)
@@ -143,7 +150,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             (total / batch.global_seeds).backward()
         with clock.stage("update"):
-            # The stop flag travels with the gradients: all ranks stop after the same step, without another collective.
+            # The stop flag travels with the gradients: all ranks stop after the same step.
             extra = torch.stack(
                 [total.detach().double(), total.new_tensor(self.stop_signal is not None).double()]
             )
@@ -173,7 +180,11 @@ class Trainer:
             counts, used = work.sum_over_ranks(self.comm, earlier), memory(self.comm.device, self.comm)
         state.stale = 0 if better else state.stale + 1
         if better:
-            state.best_epoch, state.best_metric, state.best_loss = epoch, figures["val_acc"], figures["val_loss"]
+            state.best_epoch, state.best_metric, state.best_loss = (
+                epoch,
+                figures["val_acc"],
+                figures["val_loss"],
+            )
         line = epoch_line(
             epoch=epoch, loss=loss, metric=self.metric, ranks=self.comm.ranks, parallel=config.parallel,
             seconds=self.clock.seconds(), work=counts, memory=used, **figures,
@@ -181,8 +192,8 @@ class Trainer:
         self.clock.start()
         self.lines.append(line)
         state.epoch, state.step, state.loss_sum, state.seeds, state.work = epoch + 1, 0, 0.0, 0, {}
-        # The line before the checkpoint: whatever comes between, resuming writes the line again and loses none. So
-        # the time of this checkpoint counts in the next epoch.
+        # The line before the checkpoint: whatever comes between, resuming writes the line again and loses
+        # none. So the time of this checkpoint counts in the next epoch.
         with self.clock.stage("eval"), writing(self.run_dir):
             if self.log is not None:
                 self.log.append(line)
@@ -191,7 +202,9 @@ class Trainer:
         self._say(bar, "", shown, LINE_SECONDS)
 
     def _say(self, bar: tqdm, step: str, figures: Mapping[str, float | None], every: float) -> None:
-        """Progress: on the bar after an epoch, or where `auto` shows none as a line, at most `every` few seconds."""
+        """Progress: on the bar after an epoch; or where `auto` shows none as a line, `every` few seconds at
+        most.
+        """
         epoch = f"epoch {self.state.epoch if step else self.state.epoch - 1}/{self.config.epochs}"
         shown = {name: f"{value:.4f}" for name, value in figures.items() if value is not None}
         if not step:
@@ -216,7 +229,9 @@ class Trainer:
         return figures
 
     def _is_better(self, figures: dict[str, float | None]) -> bool:
-        """Whether the validation metric is the best so far, ties broken by validation loss; without one: the newest."""
+        """Whether the validation metric is the best so far, ties broken by validation loss; without one the
+        newest is the best.
+        """
         state, value, loss = self.state, figures["val_acc"], figures["val_loss"]
         if value is None:
             return True
@@ -259,15 +274,17 @@ class Trainer:
 
 def check_trainable(data: Store | Dataset) -> None:
     """Refuse, before any work, data that no model can train on or score: UserError."""
-    what = f"training on {data.name}"
+    what, do = f"training on {data.name}", "give them, for example with"
     if data.num_features == 0:
-        raise wrong(what, "no features", "a feature row per vertex", "give features, for example --feature-file FILE")
+        raise wrong(what, "no features", "a feature row per vertex", f"{do} --feature-file FILE")
     if data.num_classes == 0:
-        raise wrong(what, "no labels", "labels of the training vertices", "give labels, for example --label-file FILE")
+        raise wrong(what, "no labels", "labels of the training vertices", f"{do} --label-file FILE")
 
 
 def check_run(data: Store | Dataset, config: TrainConfig) -> str:
-    """Refuse, before any work, a run that cannot go on with this data: UserError. Returns the metric's name."""
+    """Refuse, before any work, a run that cannot go on with this data: UserError. Returns the metric's
+    name.
+    """
     check_trainable(data)
     train = data.train if isinstance(data, Dataset) else data.split_ids("train")
     if len(train) == 0:
@@ -279,7 +296,7 @@ def check_run(data: Store | Dataset, config: TrainConfig) -> str:
 
 @contextmanager
 def writing(run_dir: Path | None) -> Iterator[None]:
-    """While files of a run are written: what the disk refuses becomes a UserError."""
+    """While files of a run are written: what the disk refuses becomes a UserError naming `run_dir`."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -287,7 +304,7 @@ def writing(run_dir: Path | None) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
-        do = "make room, then go on from the last checkpoint with --resume"
+        do = "make room there (a run goes on from its last checkpoint with --resume)"
         raise wrong(f"writing to {run_dir}", cause.strerror or cause, "a disk that takes it", do) from error
 
 
@@ -313,9 +330,8 @@ def _stop_signals(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _progress(when: str, done: int, steps: int, rank: int) -> Iterator[tqdm]:
-    """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2 seconds.
-
-    Elsewhere than on a terminal `auto` writes a line now and then instead of a bar.
+    """A bar over all steps on rank 0's stderr: on a terminal, or always, or never; only where it takes 2
+    seconds. Elsewhere than on a terminal `auto` writes a line now and then instead of a bar.
     """
     shown = rank == 0 and (when == "always" or (when == "auto" and sys.stderr.isatty()))
     with tqdm(initial=done, total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:

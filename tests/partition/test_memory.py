@@ -1,0 +1,74 @@
+"""Partitioning and writing in bounded memory, measured in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tgnn.partition.assign import estimated_bytes
+from tgnn.partition.store_writer import CHUNK_BYTES
+
+VERTICES, DEGREE, WIDTH = 200_000, 10, 16
+
+# Prints, in bytes, the graph, the whole input, and how far partitioning and writing raised resident memory above what
+# was there before. Half of the sources are near their destination, half anywhere.
+MEASURE = """
+import json, sys
+import numpy as np
+from tgnn.data.graph import Dataset, Graph
+from tgnn.partition import assign, report, write_store
+
+def status(name):
+    with open("/proc/self/status") as source:
+        return next(int(line.split()[1]) * 1024 for line in source if line.startswith(name))
+
+vertices, degree, width = (int(word) for word in sys.argv[1:4])
+rng = np.random.default_rng(0)
+sources = rng.integers(0, vertices, (vertices, degree), dtype=np.int32)
+near = np.arange(vertices, dtype=np.int32)[:, None] + rng.integers(1, 99, (vertices, degree // 2), dtype=np.int32)
+sources[:, : degree // 2] = near % vertices
+sources.sort(axis=1)
+graph = Graph(np.arange(vertices + 1) * degree, sources.ravel())
+dataset = Dataset("made", graph, x=np.ones((vertices, width), np.float32), train=np.arange(0, vertices, 10))
+with open("/proc/self/clear_refs", "w") as target:
+    target.write("5")  # forget the peak so far
+before = status("VmRSS")
+part_of = assign(dataset, 4, sys.argv[4])
+found = report(dataset, part_of, 4)
+partition = status("VmHWM") - before
+write_store(dataset, part_of, sys.argv[5], report=found)
+graph_bytes = graph.indices.nbytes + graph.indptr.nbytes
+whole = status("VmHWM") - before
+print(json.dumps([graph_bytes, graph_bytes + dataset.x.nbytes, partition, whole]))
+"""
+
+
+def can_reset_the_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not can_reset_the_peak(), reason="the peak of resident memory is not to be had here")
+@pytest.mark.parametrize(("method", "multiple"), [("lp", 10), ("random", 3)])
+def test_a20_memory_is_a_small_multiple_of_the_graph(tmp_path: Path, method: str, multiple: int) -> None:
+    """`multiple` counts the in-edge CSR (4 bytes an edge, 8 a vertex), whatever the width of the features."""
+    arguments = [str(VERTICES), str(DEGREE), str(WIDTH), method, str(tmp_path / "store")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+        check=True,
+    )
+    graph, _, partition, whole = json.loads(done.stdout)
+    print(json.loads(done.stdout), partition/graph, whole/graph, estimated_bytes(VERTICES, DEGREE * VERTICES, method))
+    assert partition <= multiple * graph
+    assert partition <= estimated_bytes(VERTICES, DEGREE * VERTICES, method)
+    assert whole <= multiple * graph + 2 * CHUNK_BYTES
