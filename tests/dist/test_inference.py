@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.dist.ranks import run_ranks
-from tests.dist.test_laws import near
+from tests.dist.test_laws import near, once_per_ranks
 from tgnn.data.graph import Dataset, Graph
 from tgnn.errors import UserError
 from tgnn.kernels.block import Block
@@ -163,7 +162,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`seen(P)`: for each rank of P what it got."""
     folder = tmp_path_factory.mktemp("inference")
 
-    @functools.cache
+    @once_per_ranks
     def load(ranks: int) -> list[dict[Any, Any]]:
         for name, make in DATASETS.items():
             dataset = make()

@@ -7,7 +7,7 @@ files with what one rank (P = 1, split, no prefetch) gives. Tolerances are relat
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,12 +254,30 @@ def refusal(case: Case, store: Store) -> str | None:
 # --------------------------------------------------------------------------------------------------- the tests
 
 
+def once_per_ranks(run: Callable[[int], Any]) -> Callable[[int], Any]:
+    """`run(P)` once for each P; where it raised it raises the same again, instead of starting ranks for every test."""
+    outcomes: dict[int, tuple[Any, BaseException | None]] = {}
+
+    def outcome(ranks: int) -> Any:
+        if ranks not in outcomes:
+            try:
+                outcomes[ranks] = run(ranks), None
+            except Exception as error:
+                outcomes[ranks] = None, error
+        found, error = outcomes[ranks]
+        if error is not None:
+            raise error
+        return found
+
+    return outcome
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`seen(P)`: for each rank of P, case name -> what it saw. Ranks are started when first asked for."""
     folder = tmp_path_factory.mktemp("laws")
 
-    @functools.cache
+    @once_per_ranks
     def load(ranks: int) -> list[dict[str, Any]]:
         write_stores(folder, ranks)
         run_ranks(run_cases, ranks, folder, timeout=240.0)

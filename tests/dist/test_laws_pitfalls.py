@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.dist.ranks import run_ranks
-from tests.dist.test_laws import Adam, near
+from tests.dist.test_laws import Adam, near, once_per_ranks
 from tgnn.data.graph import Dataset, Graph
 from tgnn.data.synthetic import ring
 from tgnn.nn import GNN
@@ -87,7 +86,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`seen(P)`: for each rank of P what it saw."""
     folder = tmp_path_factory.mktemp("pitfalls")
 
-    @functools.cache
+    @once_per_ranks
     def load(ranks: int) -> list[dict[Any, Any]]:
         for name, (dataset, part_of, _) in SETTINGS.items():
             write_store(dataset, part_of(ranks), folder / f"{name} {ranks}", num_parts=ranks)

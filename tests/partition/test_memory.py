@@ -68,7 +68,12 @@ def test_a20_memory_is_a_small_multiple_of_the_graph(tmp_path: Path, method: str
         check=True,
     )
     graph, _, partition, whole = json.loads(done.stdout)
-    print(json.loads(done.stdout), partition/graph, whole/graph, estimated_bytes(VERTICES, DEGREE * VERTICES, method))
+    print(
+        json.loads(done.stdout),
+        partition / graph,
+        whole / graph,
+        estimated_bytes(VERTICES, DEGREE * VERTICES, method),
+    )
     assert partition <= multiple * graph
     assert partition <= estimated_bytes(VERTICES, DEGREE * VERTICES, method)
     assert whole <= multiple * graph + 2 * CHUNK_BYTES

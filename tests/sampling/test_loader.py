@@ -161,11 +161,11 @@ def test_prefetch_looks_as_far_ahead_as_asked(stores: dict[int, Store]):
 @pytest.mark.parametrize(
     "options, named",
     [
-        ({"fanouts": []}, "()"),
-        ({"fanouts": [3, -2]}, "(3, -2)"),
+        ({"fanouts": []}, "got []"),
+        ({"fanouts": [3, -2]}, "got [3, -2]"),
         ({"fanouts": [3, 2.5]}, "2.5"),
         ({"fanouts": ["3"]}, "'3'"),
-        ({"fanouts": 3}, "3"),
+        ({"fanouts": 3}, "got 3"),
         ({"batch_size": 0}, "batch_size 0"),
         ({"batch_size": -4}, "batch_size -4"),
         ({"batch_size": 2.5}, "batch_size 2.5"),

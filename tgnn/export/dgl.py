@@ -14,7 +14,7 @@ from torch import nn
 from tgnn.errors import wrong
 from tgnn.export.frameworks import DGL, import_framework
 from tgnn.export.source import Target, instantiate, merged, module_source
-from tgnn.export.stack import Kind, Stack, Written, put_together, refuse_options, take_apart, weights_to_theirs
+from tgnn.export.stack import JOINED, Kind, Stack, Written, put_together, refuse_options, take_apart, weights_to_theirs
 from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
@@ -38,9 +38,9 @@ def _write_sage(layer: SAGEConv, weighted: bool) -> Written:
     common = {"call": _WEIGHTED_CALL, "arguments": ("edge_weight",), "width": layer.out_features}
     if layer.aggregator == "max":
         make = f"MaxSAGEConv({layer.in_features}, {layer.out_features}{bias})"
-        return Written(make, parts=("MaxSAGEConv",), **common)
+        return Written(make=make, parts=("MaxSAGEConv",), **common)
     make = f'SAGEConv({layer.in_features}, {layer.out_features}, "{layer.aggregator}"{bias})'
-    return Written(make, imports=("SAGEConv",), **common)
+    return Written(make=make, imports=("SAGEConv",), **common)
 
 
 def _read_sage(layer: nn.Module, heads: str | None) -> SAGEConv:
@@ -73,13 +73,14 @@ def _common(layer: nn.Module, widths: tuple[str, str] | None = None) -> dict[str
 def _write_gcn(layer: GCNConv, weighted: bool) -> Written:
     bias = "" if layer.bias is not None else ", bias=False"
     make = f'GraphConv({layer.in_features}, {layer.out_features}, norm="both"{bias}, allow_zero_in_degree=True)'
-    weight = "weights[{number}]"
-    call = (
-        "{layer}(blocks[{number}], h, edge_weight="
-        f"full_degree_weight(blocks[{{number}}], degrees, {weight}, h.dtype))"
-    )
     return Written(
-        make, call, ("GraphConv",), ("full_degree_weight",), ("edge_weight", "degrees"), width=layer.out_features
+        make=make,
+        call="{layer}(blocks[{number}], h, edge_weight=weight)",
+        before="weight = full_degree_weight(blocks[{number}], degrees, weights[{number}], h.dtype)",
+        imports=("GraphConv",),
+        parts=("full_degree_weight",),
+        arguments=("edge_weight", "degrees"),
+        width=layer.out_features,
     )
 
 
@@ -100,7 +101,8 @@ def _write_attention(layer: GATConv | GATv2Conv, weighted: bool) -> Written:
     options += [f"negative_slope={layer.slope!r}"] if layer.slope != 0.2 else []
     options += ["allow_zero_in_degree=True"] + ([] if has_bias else ["bias=False"])
     call, heads = merged("{layer}(blocks[{number}], h)", layer)
-    return Written(f"{name}({', '.join(options)})", call, (name,), heads=heads, width=layer.out_features)
+    make = f"{name}({', '.join(options)})"
+    return Written(make=make, call=call, imports=(name,), heads=heads, width=layer.out_features)
 
 
 def _attention_options(layer: nn.Module) -> dict[str, object]:
@@ -114,7 +116,7 @@ def _read_gat(layer: nn.Module, heads: str | None) -> GATConv:
         **_common(layer, ("_in_src_feats", "_in_dst_feats")),
     })  # fmt: skip
     return GATConv(layer._in_src_feats, layer._out_feats, layer._num_heads, bias=layer.bias is not None,
-                   concat=heads == "joined", **_attention_options(layer))  # fmt: skip
+                   concat=heads == JOINED, **_attention_options(layer))  # fmt: skip
 
 
 def _read_gatv2(layer: nn.Module, heads: str | None) -> GATv2Conv:
@@ -124,7 +126,7 @@ def _read_gatv2(layer: nn.Module, heads: str | None) -> GATv2Conv:
         **_common(layer, ("_in_src_feats", "_in_dst_feats")),
     })  # fmt: skip
     return GATv2Conv(layer._in_src_feats, layer._out_feats, layer._num_heads, bias=layer.fc_src.bias is not None,
-                     concat=heads == "joined", **_attention_options(layer))  # fmt: skip
+                     concat=heads == JOINED, **_attention_options(layer))  # fmt: skip
 
 
 def gin_mlp(layer: GINConv) -> str:
@@ -146,13 +148,13 @@ def read_gin(layer: nn.Module, mlp: nn.Module, framework: str) -> GINConv:
         expected = "linear, ReLU, linear, both linear layers as wide as the output"
         raise wrong(f"from {framework}", got, expected, "write a layer of that form")
     learns = isinstance(layer.eps, nn.Parameter)
-    return GINConv(mlp[0].in_features, mlp[2].out_features, float(layer.eps), learn_eps=learns)
+    return GINConv(mlp[0].in_features, mlp[2].out_features, layer.eps.item(), learn_eps=learns)
 
 
 def _write_gin(layer: GINConv, weighted: bool) -> Written:
     learns = isinstance(layer.eps, nn.Parameter)
     make = f'GINConv({gin_mlp(layer)}, "sum", learn_eps={learns})'
-    return Written(make, _WEIGHTED_CALL, ("GINConv",), arguments=("edge_weight",), width=layer.out_features)
+    return Written(make=make, call=_WEIGHTED_CALL, imports=("GINConv",), arguments=("edge_weight",), width=layer.out_features)
 
 
 def _read_gin(layer: nn.Module, heads: str | None) -> GINConv:

@@ -57,13 +57,13 @@ def _write_sage(layer: SAGEConv, weighted: bool) -> Written:
     bias = "" if bias_holder.bias is not None else ", bias=False"
     common = {"width": layer.out_features, **_call(weighted)}
     if layer.aggregator == "gcn":
-        return Written(f"GCNSAGEConv({sizes}{bias})", parts=("GCNSAGEConv",), **common)
+        return Written(make=f"GCNSAGEConv({sizes}{bias})", parts=("GCNSAGEConv",), **common)
     aggregator = 'aggr="mean"' if layer.aggregator == "mean" else 'aggr="max"'
     project = ", project=True" if layer.aggregator == "pool" else ""
     if weighted:
         make = f"WeightedSAGEConv({sizes}, {aggregator}{project}{bias})"
-        return Written(make, parts=("WeightedSAGEConv",), **common)
-    return Written(f"SAGEConv({sizes}, {aggregator}{project}{bias})", imports=("SAGEConv",), **common)
+        return Written(make=make, parts=("WeightedSAGEConv",), **common)
+    return Written(make=f"SAGEConv({sizes}, {aggregator}{project}{bias})", imports=("SAGEConv",), **common)
 
 
 def _read_sage(layer: nn.Module, heads: str | None) -> SAGEConv:
@@ -85,7 +85,8 @@ def _write_gcn(layer: GCNConv, weighted: bool) -> Written:
     bias = "" if layer.bias is not None else ", bias=False"
     make = f"GCNConv({layer.in_features}, {layer.out_features}, normalize=False, add_self_loops=False{bias})"
     call = "{layer}(h, edge_index, gcn_weight.to(h.dtype))"
-    return Written(make, call, ("GCNConv",), ("gcn_weight",), ("gcn_weight",), width=layer.out_features)
+    return Written(make=make, call=call, imports=("GCNConv",), parts=("gcn_weight",), arguments=("gcn_weight",),
+                   width=layer.out_features)  # fmt: skip
 
 
 def _read_gcn(layer: nn.Module, heads: str | None) -> GCNConv:
@@ -108,7 +109,7 @@ def _write_attention(layer: GATConv | GATv2Conv, weighted: bool) -> Written:
     if not layer.concat and layer.heads > 1:
         call += f".view(-1, {layer.heads}, {layer.head_features}).mean(1)"
     heads = JOINED if layer.concat else AVERAGED
-    return Written(make, call, (name,), parts, heads=heads, width=layer.out_features)
+    return Written(make=make, call=call, imports=(name,), parts=parts, heads=heads, width=layer.out_features)
 
 
 def _read_attention(layer: nn.Module, heads: str | None) -> GATConv | GATv2Conv:
@@ -134,7 +135,7 @@ def _write_gin(layer: GINConv, weighted: bool) -> Written:
     name = "WeightedGINConv" if weighted else "GINConv"
     needs = {"parts": (name,)} if weighted else {"imports": (name,)}
     make = f"{name}({gin_mlp(layer)}, train_eps={learns})"
-    return Written(make, **needs, width=layer.out_features, **_call(weighted))
+    return Written(make=make, **needs, width=layer.out_features, **_call(weighted))
 
 
 def _read_gin(layer: nn.Module, heads: str | None) -> GINConv:
@@ -165,9 +166,9 @@ def write(stack: Stack, weighted: bool) -> list[Written]:
 def to_pyg(model: GNN, weighted: bool = False) -> nn.Module:
     """The model as a module of `torch_geometric.nn` layers with copies of its weights, in its mode, type and device.
 
-    `module(x, edge_index)` gives the logits of every vertex. A stack with GCN layers takes `gcn_weight` too: the
-    function of that name in the module's file, `sys.modules`-free as `module.gcn_weight`, computes it from the
-    degrees. With `weighted` a stack with SAGE or GIN layers takes the data's `edge_weight`.
+    `module(x, edge_index)` gives the logits of every vertex. A stack with GCN layers takes `gcn_weight` too, which
+    `module.gcn_weight(edge_index, num_nodes)` computes from the degrees of the whole graph. With `weighted` a stack
+    with SAGE or GIN layers takes the data's `edge_weight`.
 
     Raises: UserError for a layer or module that PyG has no counterpart of, and where PyG is absent or not supported.
     """

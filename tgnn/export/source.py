@@ -6,7 +6,9 @@ The module that `to_dgl` and `to_pyg` give is made from the same text, so what a
 from __future__ import annotations
 
 import ast
+import hashlib
 import linecache
+import sys
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tgnn.export.stack import ACTIVATION_MODULES, JOINED, Stack, Written
+from tgnn.export.stack import ACTIVATION_MODULES, AVERAGED, JOINED, Stack, Written
 from tgnn.nn.norm import SyncBatchNorm
 
 HERE = Path(__file__).parent
@@ -109,13 +111,14 @@ def arguments_of(written: Sequence[Written]) -> list[str]:
 
 
 def _class(stack: Stack, written: Sequence[Written], target: Target, weighted: bool) -> str:
-    heads = "(" + "".join(f"{layer.heads!r}, " for layer in written).rstrip(" ") + ")"
+    heads = ", ".join("None" if layer.heads is None else f'"{layer.heads}"' for layer in written)
     lines = [
         "class Model(nn.Module):",
         f'    """{len(written)} layers: {stack.in_features} features of a vertex to {stack.out_features} logits."""',
         "",
         "    # What becomes of each layer's attention heads; `tgnn.export` reads a model back by this.",
-        f"    tgnn_heads = {heads}",
+        f"    tgnn_heads = [{heads}]",
+        *(["    gcn_weight = staticmethod(gcn_weight)"] if "gcn_weight" in arguments_of(written) else []),
         "",
         "    def __init__(self):",
         "        super().__init__()",
@@ -178,6 +181,8 @@ def _steps(stack: Stack, number: int, layer: Written, target: Target) -> list[st
     if shortcut:
         lines.append(f"own = {target.own_rows.format(number=number)}")
     call = layer.call.format(layer=f"self.layers[{number}]", number=number)
+    if layer.before:
+        lines.append(layer.before.format(number=number))
     lines.append(f"h = {call}  # [n, {layer.width}]")
     if not last:
         if shortcut:
@@ -221,22 +226,32 @@ def merged(call: str, layer: nn.Module) -> tuple[str, str]:
     """(A call that gives [n, heads, width] with the heads merged as the layer does it, what was done)."""
     if layer.concat:
         return f"{call}.flatten(1)", JOINED
-    return f"{call}.mean(1)", "averaged"
+    return f"{call}.mean(1)", AVERAGED
 
 
-def execute(text: str, name: str) -> types.ModuleType:
-    """The module of a generated text, its lines known to tracebacks and to `inspect`."""
-    file = f"<tgnn.export {name} {abs(hash(text)):x}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    module = types.ModuleType(f"tgnn_exported_{name}")
-    module.__file__ = file
-    exec(compile(text, file, "exec"), module.__dict__)
+def execute(text: str, framework: str) -> types.ModuleType:
+    """The module of a generated text; the same text gives the same module.
+
+    It is known to `sys.modules`, where PyG looks up the module of a layer, and its lines are to tracebacks.
+    """
+    name = f"tgnn_exported_{framework}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = types.ModuleType(name)
+    module.__file__ = f"<{name}>"
+    linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
-def instantiate(text: str, name: str, state: dict[str, torch.Tensor], like: nn.Module) -> nn.Module:
+def instantiate(text: str, framework: str, state: dict[str, torch.Tensor], like: nn.Module) -> nn.Module:
     """The generated `Model` with these weights, of `like`'s type, on its device and in its mode."""
-    module = execute(text, name).Model()
+    module = execute(text, framework).Model()
     parameter = next(like.parameters())
     module.to(parameter.dtype).load_state_dict(state, strict=True)
     return module.to(parameter.device).train(like.training)

@@ -23,7 +23,7 @@ ACTIVATION_MODULES = {
 JOINED, AVERAGED = "joined", "averaged"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Written:
     """One layer in another framework's code."""
 
@@ -31,6 +31,8 @@ class Written:
     """Expression that makes it, for example `GATConv(16, 8, 4, allow_zero_in_degree=True)`."""
     call: str
     """Expression of its output; `{layer}` stands for the layer and `{number}` for its place in the stack."""
+    before: str = ""
+    """A statement that `call` needs first."""
     imports: tuple[str, ...] = ()
     """Names that `make` needs from the framework's layers."""
     parts: tuple[str, ...] = ()

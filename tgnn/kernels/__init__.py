@@ -5,6 +5,7 @@ from tgnn.kernels.backend import last_ran, set_backend, use_backend
 from tgnn.kernels.block import Block
 from tgnn.kernels.dropout import dropout
 from tgnn.kernels.gather import gather
+from tgnn.kernels.gather_spmm import gather_spmm
 from tgnn.kernels.sample import sample_neighbors
 from tgnn.kernels.sddmm import sddmm
 from tgnn.kernels.spmm import spmm
@@ -17,6 +18,7 @@ __all__ = [
     "dropout",
     "edge_softmax",
     "gather",
+    "gather_spmm",
     "last_ran",
     "sample_neighbors",
     "sddmm",

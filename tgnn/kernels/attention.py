@@ -59,7 +59,10 @@ def attention(
     block without keys.
     """
     _check(block, value, kind, src, dst, att, dropout)
-    choose("attention", value, src, dst)
+    if choose("attention", value, src, dst) == "triton":
+        from tgnn.kernels.attention_triton import attention_triton
+
+        return attention_triton(block, value, kind, src, dst, att, slope=slope, dropout=dropout, key=key)
     return attention_torch(block, value, kind, src, dst, att, slope=slope, dropout=dropout, key=key)
 
 

@@ -7,7 +7,7 @@ With a = exp(score - lse), keep = dropout's factor and g the gradient of out,
 One kernel goes over the destinations: it writes delta and adds up the gradients of dst and, over several destinations
 in a program, of att, whose partial sums torch adds. The other goes over the transposed block: the gradients of value
 and src of a source row. Both compute scores and weights again, which costs no rows that are not read anyway. Long rows
-go in pieces, see pieces_triton.py.
+go in pieces, see segment_triton.py.
 """
 
 from __future__ import annotations
@@ -17,25 +17,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgnn.kernels import pieces_triton as pieces
-from tgnn.kernels.attention_tiles_triton import kept, load_heads, load_row, load_rows, scores, slope_of, store_row
-from tgnn.kernels.attention_triton import SPEC_OF, Launch
-from tgnn.kernels.block import Block, Transposed
-from tgnn.kernels.pieces_triton import merge_sums, piece, short_row
+from tgnn.kernels.attention_forward_triton import HALF, KINDS, SIZES, Launch, build_spec
+from tgnn.kernels.attention_tiles_triton import (
+    WHOLE_ROW,
+    kept,
+    load_heads,
+    load_row,
+    load_rows,
+    piece_of,
+    scores,
+    slope_of,
+    store_row,
+)
+from tgnn.kernels.block import Block
+from tgnn.kernels.segment_triton import Cut
+from tgnn.kernels.segment_triton import launch as run
+from tgnn.kernels.spmm_triton import finish_sum
 
 # Programs that share the destinations of GATv2, each with a partial sum of att's gradient.
 ATT_PROGRAMS = 4096
 
 
-@triton.jit(do_not_specialize=["key"])
+@triton.jit
+def store_end(
+    table, row, head, tile, KIND: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """table[row] = the gradient of one end of the scores: [BLOCK_H] for gat, else [BLOCK_H, BLOCK_D]."""
+    if KIND == "gat":
+        tl.store(table + row * HEADS + head, tile.to(table.dtype.element_ty), mask=head < HEADS)
+    else:
+        store_row(table, row, head, tile, HEADS, WIDTH, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=SIZES)
 def attention_backward_rows(
-    value, src, dst, att, indptr, indices, dst_id, position, out, lse, grad, delta, grad_dst, grad_att, n_dst, n_edges,
-    key, rows, KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr, SHARED: tl.constexpr,
-    PIECES: tl.constexpr, LIMIT: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, SCORE_WIDTH: tl.constexpr,
-    VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    value, src, dst, att, indptr, indices, dst_id, position, out, lse, grad, delta, grad_dst, part_dst, grad_att,
+    n_rows, n_edges, search_steps, key, places, rows,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr, SHARED: tl.constexpr,
+    PIECE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, SCORE_WIDTH: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """delta, and grad_dst of `rows` destinations or of one piece (in its slot); grad_att [programs, H, D'] partials."""
+    """delta and grad_dst of up to `rows` of the `places` rows and pieces; grad_att [programs, H, D'] partial sums."""
     ACC: tl.constexpr = lse.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -44,20 +67,14 @@ def attention_backward_rows(
     if KIND == "gatv2":
         att_tile = load_row(att, program * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
         of_att = tl.zeros((BLOCK_H, BLOCK_S), ACC)
-    for number in range(0, rows):
-        if PIECES:
-            row, start, end, live = piece(indptr, n_dst, n_edges, tl.program_id(0), LIMIT)
-            place = program
-        else:
-            place = program * rows + number
-            row = tl.minimum(place, n_dst - 1)
-            start, end, live = short_row(indptr, n_dst, place, LIMIT)
+    for place in range(program * rows, tl.minimum(program * rows + rows, places)):
+        row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
         grad_tile = load_row(grad, row, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
         out_tile = load_row(out, row, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
         of_out = tl.sum(grad_tile * out_tile, 2)
-        # Of the pieces of a row the first one writes it.
-        first_one = live & (start == tl.load(indptr + row))
-        tl.store(delta + row * HEADS + (one * 0)[:, None] + head[None, :], of_out, mask=first_one & (head < HEADS)[None, :])
+        delta_at = delta + row * HEADS + (one * 0)[:, None] + head[None, :]
+        if place < n_rows:  # of the pieces of a row the first one writes it
+            tl.store(delta_at, of_out, mask=(head < HEADS)[None, :])
         row_lse = load_heads(lse, row + one, one == 0, head, HEADS, HEADS, ACC)
         if KIND == "gat":
             dst_tile = load_heads(dst, row + one, one == 0, head, HEADS, HEADS, ACC)
@@ -92,25 +109,28 @@ def attention_backward_rows(
                 of_att += tl.sum(of_pre * pre, 0)
             else:
                 of_dst += tl.sum(of_score[:, :, None] * src_tile, 0)
-        if KIND == "gat":
-            tl.store(grad_dst + place * HEADS + head, of_dst.to(grad_dst.dtype.element_ty), mask=live & (head < HEADS))
-        elif KIND == "gatv2":
-            store_row(grad_dst, place, head, of_dst * tl.sum(att_tile, 0), live, HEADS, SCORE_WIDTH, BLOCK_S)
-        else:
-            store_row(grad_dst, place, head, of_dst * SCALE, live, HEADS, SCORE_WIDTH, BLOCK_S)
+        if KIND == "gatv2":
+            of_dst *= tl.sum(att_tile, 0)
+        elif KIND == "dot":
+            of_dst *= SCALE
+        if slot == WHOLE_ROW:
+            store_end(grad_dst, row, head, of_dst, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
+        elif slot >= 0:
+            store_end(part_dst, slot, head, of_dst, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
     if KIND == "gatv2":
-        store_row(grad_att, program, head, of_att, True, HEADS, SCORE_WIDTH, BLOCK_S)
+        store_row(grad_att, program, head, of_att, HEADS, SCORE_WIDTH, BLOCK_S)
 
 
-@triton.jit(do_not_specialize=["key"])
+@triton.jit(do_not_specialize=SIZES)
 def attention_backward_sources(
-    value, src, dst, att, indptr, indices, edges, dst_id, position, lse, grad, delta, grad_value, grad_src, n_src,
-    n_edges, key, KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
-    SHARED: tl.constexpr, PIECES: tl.constexpr, LIMIT: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    SCORE_WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    value, src, dst, att, indptr, indices, edges, dst_id, position, lse, grad, delta,
+    grad_value, grad_src, part_value, part_src, n_rows, n_edges, search_steps, key,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr, SHARED: tl.constexpr,
+    PIECE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, SCORE_WIDTH: tl.constexpr,
+    VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """grad_value and grad_src of one row (or piece, in its slot) of the transposed block (indptr, indices, edges).
+    """grad_value and grad_src of one row or piece of the transposed block (indptr, indices, edges).
 
     SHARED: grad_value gets the sum of both.
     """
@@ -118,11 +138,7 @@ def attention_backward_sources(
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     one = tl.arange(0, 1)
-    if PIECES:
-        row, start, end, live = piece(indptr, n_src, n_edges, tl.program_id(0), LIMIT)
-    else:
-        row = place
-        start, end, live = short_row(indptr, n_src, row, LIMIT)
+    row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
     value_tile = load_row(value, row, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
     att_tile = 0.0
     if KIND == "gatv2":
@@ -173,13 +189,22 @@ def attention_backward_sources(
     elif KIND == "dot":
         of_src *= SCALE
     if SHARED:
-        store_row(grad_value, place, head, of_value + of_src, live, HEADS, WIDTH, BLOCK_D)
-    else:
-        store_row(grad_value, place, head, of_value, live, HEADS, WIDTH, BLOCK_D)
-        if KIND == "gat":
-            tl.store(grad_src + place * HEADS + head, of_src.to(grad_src.dtype.element_ty), mask=live & (head < HEADS))
-        else:
-            store_row(grad_src, place, head, of_src, live, HEADS, SCORE_WIDTH, BLOCK_S)
+        of_value += of_src
+    if slot == WHOLE_ROW:
+        store_row(grad_value, row, head, of_value, HEADS, WIDTH, BLOCK_D)
+        if not SHARED:
+            store_end(grad_src, row, head, of_src, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
+    elif slot >= 0:
+        store_row(part_value, slot, head, of_value, HEADS, WIDTH, BLOCK_D)
+        if not SHARED:
+            store_end(part_src, slot, head, of_src, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
+
+
+ROWS = {(kind, drop): build_spec(attention_backward_rows, kind, 512, drop) for kind in KINDS for drop in (0, HALF)}
+SOURCES = {
+    (kind, drop): build_spec(attention_backward_sources, kind, 512, drop) for kind in KINDS for drop in (0, HALF)
+}
+SPECS = (*ROWS.values(), *SOURCES.values())
 
 
 def run_backward(
@@ -205,23 +230,22 @@ def _of_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of dst and att; fills delta, the last of `saved`."""
     value, _, dst, att = inputs
-    head_tiles, options = launch.tiles(SPEC_OF["attention_backward_rows", launch.kind], value, block.n_dst, block.n_edges)
-    options |= launch.constants
-    ids, position = (block.dst_id, block.position) if launch.drop else (None, None)
-    arguments = (*inputs, block.indptr, block.indices, ids, position, *saved)
+    cut = Cut.of(block.indptr, block.n_edges)
+    spec, config, head_tiles = launch.choose(ROWS, value, cut)
     # A program for every few destinations, so that att's partial sums stay a small part of dst's gradient.
-    rows = 1 if att is None else min(32, triton.cdiv(block.n_dst, ATT_PROGRAMS))
-    programs = triton.cdiv(block.n_dst, rows)
-    slots = 2 * pieces.windows(block.n_edges, pieces.LIMIT)
-    lse, grad_dst = saved[1], torch.empty(dst.shape, dtype=dst.dtype, device=dst.device)
-    of_att = None if att is None else lse.new_empty(programs + slots, *att.shape)
-    counts = (block.n_dst, block.n_edges, launch.key)
-    attention_backward_rows[programs, head_tiles](*arguments, grad_dst, of_att, *counts, rows, PIECES=False, **options)
-    if slots:
-        part = lse.new_empty(slots, *dst.shape[1:])
-        part_att = None if of_att is None else of_att[programs:]
-        attention_backward_rows[slots, head_tiles](*arguments, part, part_att, *counts, 1, PIECES=True, **options)
-        _merge(part, grad_dst, block.indptr, block.n_edges)
+    places = cut.n_rows + cut.n_windows
+    rows = 1 if att is None else min(32, triton.cdiv(places, ATT_PROGRAMS))
+    programs = triton.cdiv(places, rows)
+    wide = saved[-1]
+    grad_dst = torch.empty(dst.shape, dtype=dst.dtype, device=dst.device)
+    part_dst = cut.scratch(wide, dst[0].numel(), wide.dtype)
+    of_att = None if att is None else wide.new_empty(programs, *att.shape)
+    run(
+        spec, config, (programs, head_tiles),
+        *inputs, block.indptr, block.indices, *launch.keys(block), *saved, grad_dst, part_dst, of_att,
+        cut.n_rows, cut.n_edges, cut.search_steps, launch.key, places, rows, **launch.constants, PIECE=cut.piece,
+    )  # fmt: skip
+    finish_sum(cut, block.indptr, part_dst, grad_dst.view(len(dst), -1), mean=False)
     return grad_dst, None if of_att is None else of_att.sum(0).to(att.dtype)
 
 
@@ -229,31 +253,17 @@ def _of_sources(
     launch: Launch, block: Block, inputs: tuple[Tensor | None, ...], saved: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of value and src; where they are one tensor, their sum and None."""
-    value, src, *_ = inputs
-    back: Transposed = block.transposed
-    spec = SPEC_OF["attention_backward_sources", launch.kind]
-    head_tiles, options = launch.tiles(spec, value, block.n_src, block.n_edges)
-    options |= launch.constants
-    ids, position = (block.dst_id, block.position) if launch.drop else (None, None)
-    arguments = (*inputs, back.indptr, back.indices, back.edge, ids, position, *saved)
-    counts = (block.n_src, block.n_edges, launch.key)
-    slots = 2 * pieces.windows(block.n_edges, pieces.LIMIT)
-    targets = [value] if launch.shared else [value, src]
+    back = block.transposed
+    cut = Cut.of(back.indptr, block.n_edges)
+    spec, config, head_tiles = launch.choose(SOURCES, inputs[0], cut)
+    targets, absent = (inputs[:1], (None,)) if launch.shared else (inputs[:2], ())
     grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in targets]
-    parts = [saved[0].new_empty(slots, *x.shape[1:]) for x in targets if slots]
-    pad = [None] * (2 - len(targets))
-    kernel = attention_backward_sources
-    kernel[block.n_src, head_tiles](*arguments, *grads, *pad, *counts, PIECES=False, **options)
-    if slots:
-        kernel[slots, head_tiles](*arguments, *parts, *pad, *counts, PIECES=True, **options)
-        for part, target in zip(parts, grads, strict=True):
-            _merge(part, target, back.indptr, block.n_edges)
-    return grads[0], grads[1] if len(grads) > 1 else None
-
-
-def _merge(part: Tensor, out: Tensor, indptr: Tensor, n_edges: int) -> None:
-    """out[row] = sum of `part` over the pieces of every long row."""
-    size = part[0].numel()
-    block = min(1024, triton.next_power_of_2(size))
-    grid = (len(part) // 2, triton.cdiv(size, block))
-    merge_sums[grid](part, out, indptr, len(out), n_edges, SIZE=size, LIMIT=pieces.LIMIT, BLOCK=block)
+    parts = [cut.scratch(saved[0], x[0].numel(), saved[0].dtype) for x in targets]
+    run(
+        spec, config, (cut.n_rows + cut.n_windows, head_tiles),
+        *inputs, back.indptr, back.indices, back.edge, *launch.keys(block), *saved, *grads, *absent, *parts, *absent,
+        cut.n_rows, cut.n_edges, cut.search_steps, launch.key, **launch.constants, PIECE=cut.piece,
+    )  # fmt: skip
+    for part, grad in zip(parts, grads, strict=True):
+        finish_sum(cut, back.indptr, part, grad.view(len(grad), -1), mean=False)
+    return (*grads, *absent)

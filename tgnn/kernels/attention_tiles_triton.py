@@ -11,6 +11,31 @@ import triton
 import triton.language as tl
 
 from tgnn.kernels.rng_triton import draw, keyed
+from tgnn.kernels.segment_triton import later_piece
+
+
+WHOLE_ROW = tl.constexpr(-1)
+NOTHING = tl.constexpr(-2)
+
+
+@triton.jit
+def piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE: tl.constexpr):
+    """(row, first edge, end, slot) of program `place` (int64), as `segment_triton.lanes` for one row.
+
+    Programs below n_rows take a row, or its first piece; those behind them the later piece that starts in a window.
+    slot: of a piece; WHOLE_ROW for a whole row; NOTHING where no piece starts in the window.
+    """
+    if place < n_rows:
+        row = place
+        start = tl.load(indptr + row)
+        end = tl.load(indptr + row + 1)
+        n_windows = (tl.cast(n_edges, tl.int64) + PIECE - 1) // PIECE
+        slot = tl.where(end - start > PIECE, n_windows + start // PIECE, WHOLE_ROW)
+    else:
+        row, start, end, live = later_piece(indptr, place - n_rows, n_rows, n_edges, search_steps, PIECE)
+        slot = tl.where(live, place - n_rows, NOTHING)
+        end = tl.where(live, end, start)
+    return row, start, tl.minimum(end, start + PIECE), slot
 
 
 @triton.jit
@@ -48,10 +73,10 @@ def load_heads(table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constex
 
 
 @triton.jit
-def store_row(table, row, head, tile, live, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+def store_row(table, row, head, tile, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """table[row] = tile [BLOCK_H, BLOCK_D], table [n, HEADS, WIDTH] contiguous."""
     column = tl.arange(0, BLOCK_D)
-    inside = live & (head < HEADS)[:, None] & (column < WIDTH)[None, :]
+    inside = (head < HEADS)[:, None] & (column < WIDTH)[None, :]
     at = table + row * (HEADS * WIDTH) + (head * WIDTH)[:, None] + column[None, :]
     tl.store(at, tile.to(table.dtype.element_ty), mask=inside)
 

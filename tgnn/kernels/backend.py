@@ -17,7 +17,13 @@ from tgnn.errors import wrong
 BACKENDS = ("auto", "torch", "triton")
 
 # op -> module with its Triton launcher. Imported only when that path is taken, so that Triton may be absent.
-TRITON_MODULES: dict[str, str] = {}
+TRITON_MODULES: dict[str, str] = {
+    "attention": "tgnn.kernels.attention_triton",
+    "gather": "tgnn.kernels.gather_triton",
+    "gather_spmm": "tgnn.kernels.spmm_triton",
+    "sddmm": "tgnn.kernels.sddmm_triton",
+    "spmm": "tgnn.kernels.spmm_triton",
+}
 
 _selected = "auto"
 _ran: dict[str, str] = {}

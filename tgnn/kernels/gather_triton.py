@@ -37,14 +37,16 @@ def gather_kernel(
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     live = i < n_rows
     row = tl.load(rows + i, mask=live, other=0).to(tl.int64)
-    place = table + row * STRIDE
+    place = (table + row * STRIDE)[:, None] + column[None, :]
     if rest is not None:
-        place = tl.where(row < n_prefix, place, rest + (row - n_prefix) * REST_STRIDE)
+        # Chosen element by element: a choice between row starts would hide that columns lie side by side.
+        beyond = (rest + (row - n_prefix) * REST_STRIDE)[:, None] + column[None, :]
+        place = tl.where((row < n_prefix)[:, None], place, beyond)
     if WIDTH % BLOCK_D == 0:
         mask = live[:, None]
     else:
         mask = live[:, None] & (column < WIDTH)[None, :]
-    value = tl.load(place[:, None] + column[None, :], mask=mask)
+    value = tl.load(place, mask=mask)
     tl.store(out + (i * WIDTH)[:, None] + column[None, :], value, mask=mask)
 
 

@@ -37,7 +37,10 @@ def sddmm(block: Block, dst: Tensor, src: Tensor, op: str = "dot") -> Tensor:
             expected,
             "give one row per vertex",
         )
-    choose("sddmm", dst, src)
+    if choose("sddmm", dst, src) == "triton":
+        from tgnn.kernels import sddmm_triton
+
+        return sddmm_triton.sddmm_triton(block, dst, src, op)
     return sddmm_torch(block, dst, src, op)
 
 

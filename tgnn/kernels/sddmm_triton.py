@@ -22,11 +22,11 @@ from tgnn.kernels.segment_triton import (
     Source,
     config_of,
     dense_rows,
+    elements,
     lanes,
     launch,
     pointers,
     row_tile_configs,
-    table_rows,
     wide_type,
 )
 from tgnn.kernels.spmm_triton import SCALARS, SIZES, sum_back, sum_rows
@@ -58,7 +58,7 @@ def edge_dot_kernel(
         e = start[None, :] + (first + tl.arange(0, EDGES))[:, None]
         active = e < stop[None, :]
         u = tl.load(indices + e, mask=active, other=0)
-        place = table_rows(table, rest, rows, u, active, n_prefix, STRIDE, REST_STRIDE) + head * WIDTH
+        number = u if rows is None else tl.load(rows + u, mask=active, other=0)
         total = tl.zeros([EDGES, ROWS], WIDE)
         for left in tl.static_range(0, WIDTH, BLOCK_D):
             column = left + tl.arange(0, BLOCK_D)
@@ -68,7 +68,8 @@ def edge_dot_kernel(
             else:
                 mask = live[:, None] & (column < WIDTH)[None, :]
                 edge_mask = active[:, :, None] & (column < WIDTH)[None, None, :]
-            value = tl.load(place[:, :, None] + column[None, None, :], mask=edge_mask, other=0).to(WIDE)
+            place = elements(table, rest, number, head * WIDTH + column, n_prefix, STRIDE, REST_STRIDE)
+            value = tl.load(place, mask=edge_mask, other=0).to(WIDE)
             mine = tl.load(own[:, None] + column[None, :], mask=mask, other=0).to(WIDE)
             product = value * mine[None, :, :]
             if winner is not None:
@@ -217,8 +218,8 @@ def _add_signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
 def _add_configs(heads: int) -> tuple[Config, ...]:
     block_d = min(32, triton.next_power_of_2(max(1, heads)))
     return tuple(
-        Config({"ROWS": rows, "EDGES": edges, "BLOCK_D": block_d}, 1, 1)
-        for rows, edges in ((8, 16), (4, 32), (16, 8), (8, 8))
+        Config({"ROWS": max(1, rows // block_d), "EDGES": edges, "BLOCK_D": block_d}, 1, 1)
+        for rows, edges in ((16, 8), (8, 16), (32, 8), (16, 16))
     )
 
 

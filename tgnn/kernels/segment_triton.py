@@ -90,14 +90,14 @@ def lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE: tl.constexp
 
 
 @triton.jit
-def table_rows(table, rest, rows, u, active, n_prefix, STRIDE: tl.constexpr, REST_STRIDE: tl.constexpr):
-    """Pointers to the first element of table row `rows[u]` (or `u`): in `table`, or from n_prefix on in `rest`."""
-    if rows is not None:
-        u = tl.load(rows + u, mask=active, other=0)
-    u = u.to(tl.int64)
-    place = table + u * STRIDE
+def elements(table, rest, u, at, n_prefix, STRIDE: tl.constexpr, REST_STRIDE: tl.constexpr):
+    """[*u.shape, len(at)] pointers to columns `at` of row u [A, B] of `table`, or of `rest` from row n_prefix on."""
+    u = u.to(tl.int64)[:, :, None]
+    at = at[None, None, :]
+    place = table + u * STRIDE + at
     if rest is not None:
-        place = tl.where(u < n_prefix, place, rest + (u - n_prefix) * REST_STRIDE)
+        # Chosen element by element: a choice between row starts would hide that columns lie side by side.
+        place = tl.where(u < n_prefix, place, rest + (u - n_prefix) * REST_STRIDE + at)
     return place
 
 

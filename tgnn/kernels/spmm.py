@@ -39,7 +39,10 @@ def spmm(block: Block, x: Tensor, weight: Tensor | None = None, reduce: str = "s
     Raises: UserError when shapes do not fit or `reduce` is unknown.
     """
     _check(block, x, weight, reduce)
-    choose("spmm", x)
+    if choose("spmm", x) == "triton":
+        from tgnn.kernels import spmm_triton
+
+        return spmm_triton.spmm_triton(block, x, weight, reduce)
     return spmm_torch(block, x, weight, reduce)
 
 

@@ -24,12 +24,12 @@ from tgnn.kernels.segment_triton import (
     Source,
     config_of,
     dense_rows,
+    elements,
     lanes,
     launch,
     later_piece,
     pointers,
     row_tile_configs,
-    table_rows,
     wide_type,
 )
 from tgnn.kernels.spmm_triton import SCALARS, SIZES, finish_configs, finish_sum, heads_of, source_of
@@ -78,6 +78,7 @@ def spmm_extreme_kernel(
     head = tl.program_id(1) // TILES
     column = tl.program_id(1) % TILES * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < WIDTH
+    at = head * WIDTH + column
     row, start, stop, slot, live = lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE, ROWS)
     best = tl.zeros([EDGES, ROWS, BLOCK_D], WIDE)
     place_of_best = tl.full([EDGES, ROWS, BLOCK_D], UNSET, tl.int32)
@@ -86,8 +87,8 @@ def spmm_extreme_kernel(
         e = start[None, :] + place_in_piece[:, None]
         active = e < stop[None, :]
         u = tl.load(indices + e, mask=active, other=0)
-        place = table_rows(table, rest, rows, u, active, n_prefix, STRIDE, REST_STRIDE)
-        place = place[:, :, None] + (head * WIDTH + column)[None, None, :]
+        number = u if rows is None else tl.load(rows + u, mask=active, other=0)
+        place = elements(table, rest, number, at, n_prefix, STRIDE, REST_STRIDE)
         if WIDTH % BLOCK_D == 0:
             value = tl.load(place, mask=active[:, :, None], other=0).to(WIDE)
         else:
@@ -100,13 +101,12 @@ def spmm_extreme_kernel(
     result, rank = first_best(best, place_of_best, MAXIMUM)
     whole = slot < 0
     result = tl.where(whole[:, None] & (rank == UNSET), 0, result)
-    at = (head * WIDTH + column)[None, :]
     mask = live[:, None] & inside[None, :]
-    here = row[:, None] * (HEADS * WIDTH) + at
+    here = row[:, None] * (HEADS * WIDTH) + at[None, :]
     tl.store(out + here, result.to(out.dtype.element_ty), mask=mask & whole[:, None])
     tl.store(winner + here, rank, mask=mask & whole[:, None])
     left = mask & (slot >= 0)[:, None]
-    here = slot[:, None] * (HEADS * WIDTH) + at
+    here = slot[:, None] * (HEADS * WIDTH) + at[None, :]
     tl.store(scratch + here, result, mask=left)
     tl.store(scratch_rank + here, rank, mask=left)
 
@@ -131,9 +131,9 @@ def spmm_extreme_finish_kernel(
         for k in range(0, pieces, EDGES):
             piece = k + tl.arange(0, EDGES)
             mask = (piece < pieces)[:, None] & inside[None, :]
-            here = (window + piece)[:, None] * WIDTH + column[None, :]
-            value = tl.load(scratch + here, mask=mask, other=0)
-            place = tl.load(scratch_rank + here, mask=mask, other=0) + (piece[:, None] + 1) * PIECE
+            parts = (window + piece)[:, None] * WIDTH + column[None, :]
+            value = tl.load(scratch + parts, mask=mask, other=0)
+            place = tl.load(scratch_rank + parts, mask=mask, other=0) + (piece[:, None] + 1) * PIECE
             value, place = first_best(value, tl.where(mask, place, UNSET), MAXIMUM)
             better = beats(value, best, MAXIMUM)
             best = tl.where(better, value, best)

@@ -21,12 +21,12 @@ from tgnn.kernels.segment_triton import (
     Source,
     config_of,
     dense_rows,
+    elements,
     lanes,
     launch,
     later_piece,
     pointers,
     row_tile_configs,
-    table_rows,
     wide_type,
 )
 from tgnn.kernels.tuning import Config, KernelSpec
@@ -54,21 +54,22 @@ def spmm_sum_kernel(
     head = tl.program_id(1) // TILES
     column = tl.program_id(1) % TILES * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < WIDTH
+    at = head * WIDTH + column
     row, start, stop, slot, live = lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE, ROWS)
     total = tl.zeros([EDGES, ROWS, BLOCK_D], WIDE)
     for first in range(0, tl.max(stop - start, 0).to(tl.int32), EDGES):
         e = start[None, :] + (first + tl.arange(0, EDGES))[:, None]
         active = e < stop[None, :]
         u = e if indices is None else tl.load(indices + e, mask=active, other=0)
-        place = table_rows(table, rest, rows, u, active, n_prefix, STRIDE, REST_STRIDE)
-        place = place[:, :, None] + (head * WIDTH + column)[None, None, :]
+        number = u if rows is None else tl.load(rows + u, mask=active, other=0)
+        place = elements(table, rest, number, at, n_prefix, STRIDE, REST_STRIDE)
         if WIDTH % BLOCK_D == 0:
             value = tl.load(place, mask=active[:, :, None], other=0).to(WIDE)
         else:
             value = tl.load(place, mask=active[:, :, None] & inside[None, None, :], other=0).to(WIDE)
         if weight is not None:
-            number = e if edge is None else tl.load(edge + e, mask=active, other=0)
-            value *= tl.load(weight + number * HEADS + head, mask=active, other=0).to(WIDE)[:, :, None]
+            of_edge = e if edge is None else tl.load(edge + e, mask=active, other=0)
+            value *= tl.load(weight + of_edge * HEADS + head, mask=active, other=0).to(WIDE)[:, :, None]
         if scale is not None:
             value *= tl.load(scale + u, mask=active, other=0).to(WIDE)[:, :, None]
         total += value
@@ -77,11 +78,11 @@ def spmm_sum_kernel(
     if MEAN:
         count = tl.maximum(stop - start, 1).to(WIDE)
         result = tl.where(whole[:, None], result / count[:, None], result)
-    at = (head * WIDTH + column)[None, :]
     mask = live[:, None] & inside[None, :]
-    place = out + row[:, None] * (HEADS * WIDTH) + at
+    place = out + row[:, None] * (HEADS * WIDTH) + at[None, :]
     tl.store(place, result.to(out.dtype.element_ty), mask=mask & whole[:, None])
-    tl.store(scratch + slot[:, None] * (HEADS * WIDTH) + at, result, mask=mask & (slot >= 0)[:, None])
+    place = scratch + slot[:, None] * (HEADS * WIDTH) + at[None, :]
+    tl.store(place, result, mask=mask & (slot >= 0)[:, None])
 
 
 @triton.jit(do_not_specialize=SIZES)

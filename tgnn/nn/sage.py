@@ -2,13 +2,15 @@
 
     out[v] = W_self x[v] + b + W_neigh reduce over u -> v of x[u]                    reduce = mean or max
     out[v] = W_self x[v] + b + W_neigh max over u -> v of relu(W_pool x[u] + b_pool)                  pool (eq. 3)
+    out[v] = b + W_neigh (x[v] + sum over u -> v of x[u]) / (in-edges of v + 1)                       gcn (eq. 2)
 
-A vertex without in-edges gets its own term alone. Edge weights of the data multiply x[u]; the mean divides by the
+A vertex without in-edges gets its own term alone. Edge weights of the data multiply x[u]; a mean divides by the
 number of edges, as DGL's does.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from tgnn.kernels.block import Block
 from tgnn.kernels.spmm import spmm
 from tgnn.nn.layer import Layer, Rows
 
-AGGREGATORS = ("mean", "max", "pool")
+AGGREGATORS = ("mean", "max", "pool", "gcn")
 
 
 class SAGEConv(Layer):
@@ -28,11 +30,13 @@ class SAGEConv(Layer):
         if aggregator not in AGGREGATORS:
             raise wrong("aggregator", repr(aggregator), f"one of {', '.join(AGGREGATORS)}", "choose one of these")
         self.in_features, self.out_features, self.aggregator = in_features, out_features, aggregator
-        self.fc_self = nn.Linear(in_features, out_features, bias=bias)
+        has_self = aggregator != "gcn"
+        self.fc_self = nn.Linear(in_features, out_features, bias=bias) if has_self else None
         self.fc_neigh = nn.Linear(in_features, out_features, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias and not has_self else None
         self.fc_pool = nn.Linear(in_features, in_features) if aggregator == "pool" else None
-        # A mean commutes with the projection: the narrower side of it aggregates and travels.
-        self.projects_first = aggregator == "mean" and out_features < in_features
+        # A sum commutes with the projection: the narrower side of it aggregates and travels.
+        self.projects_first = aggregator in ("mean", "gcn") and out_features < in_features
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -42,6 +46,8 @@ class SAGEConv(Layer):
                 nn.init.xavier_uniform_(linear.weight, gain=nn.init.calculate_gain("relu"))
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def before_exchange(self, x: Tensor) -> Tensor:
         """The neighbours' projection where it is narrower, the pooled values, or x."""
@@ -51,6 +57,15 @@ class SAGEConv(Layer):
 
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations, [n_dst, out_features]."""
+        if self.fc_self is None:
+            return self._forward_gcn(block, rows.all())
         out = self.fc_self(rows.own[: block.n_dst])
         neighbours = spmm(block, rows.all(), block.weight, "mean" if self.aggregator == "mean" else "max")
         return out + (neighbours if self.projects_first else self.fc_neigh(neighbours))
+
+    def _forward_gcn(self, block: Block, x: Tensor) -> Tensor:
+        total = spmm(block, x, block.weight) + x[: block.n_dst]
+        out = total / (block.degrees + 1).to(x.dtype)[:, None]
+        if not self.projects_first:
+            out = self.fc_neigh(out)
+        return out if self.bias is None else out + self.bias

@@ -78,7 +78,7 @@ def estimated_bytes(num_vertices: int, num_edges: int, method: str) -> int:
     """About how much memory `assign` and `report` take at their peak beside the graph itself."""
     if method == "random":
         return 64 * num_vertices
-    return 160 * num_vertices + (28 if method == "lp" else 56) * num_edges
+    return 160 * num_vertices + (40 if method == "lp" else 72) * num_edges
 
 
 def _kinds(n: int, splits: list) -> np.ndarray:

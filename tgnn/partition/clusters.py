@@ -119,11 +119,11 @@ def _pack(
     label_group[label] = group
     favourite = np.full(count, count, dtype=np.int64)
     if not anywhere:
-        between = contract(matrix, label, count)
         # Rank 1 for all but a label that nobody has: every neighbour is allowed.
         rank, nobody = np.append(np.ones(count, np.float32), 0), np.full(count, -1, dtype=np.int32)
-        best, connection, _ = _best_per_row(between, nobody, rank, np.zeros(count + 1, np.int8))
-        favourite = np.where(connection > 0, best, count)
+        for start, stop, piece in row_pieces(contract(matrix, label, count)):
+            best, connection, _ = _best_per_row(piece, nobody[start:stop], rank, np.zeros(count + 1, np.int8))
+            favourite[start:stop] = np.where(connection > 0, best, count)
     key = label_group * (count + 1) + favourite
     small = np.flatnonzero(share <= 0.5)
     order = small[np.argsort(key[small], kind="stable")]

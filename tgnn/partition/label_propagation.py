@@ -23,15 +23,15 @@ from tgnn.partition.clusters import cluster
 from tgnn.partition.refine import cut_weight, rebalance, refine
 from tgnn.partition.undirected import contract
 
-# Clusters hold at most this fraction of a part, in every constraint: first smaller ones, which keep communities
-# apart, then larger ones until few are left.
+# Clusters hold at most this fraction of a part, in every constraint: first smaller ones, which keep
+# communities apart, then larger ones until few are left.
 CLUSTERS_PER_PART = (64, 20)
 # Contraction with one cluster size ends at this many times the least possible number of clusters,
 ROUGHLY = 1.3
 # or where it leaves more than this share of the vertices.
 SHRINKS = 0.95
 CYCLES = 2
-# A larger graph is contracted once for all cycles: its own rounds cost most and gain least by repetition.
+# A larger graph is contracted once for all cycles: its own rounds cost most and gain least from repetition.
 LARGE = 50_000
 TRIES, TRIES_TINY, TINY = 4, 8, 200
 COARSE_ROUNDS = 40

@@ -11,7 +11,7 @@ from tgnn.partition.balance import EPSILON, Requests, loads
 from tgnn.partition.rows import edge_slots
 from tgnn.partition.undirected import row_pieces
 
-CHUNK_CONNECTIONS = 1 << 22
+CHUNK_CONNECTIONS = 1 << 19
 REFINE_ROUNDS = 12
 BALANCE_ROUNDS = 30
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-CHUNK_ENTRIES = 1 << 22
+CHUNK_ENTRIES = 1 << 19
+CONTRACTION_PIECES = 16
 
 
 def undirected(graph: Any, edge_weight: np.ndarray | None = None) -> sp.csr_matrix:
@@ -26,21 +27,23 @@ def undirected(graph: Any, edge_weight: np.ndarray | None = None) -> sp.csr_matr
     weight = np.ones(graph.num_edges, np.float32) if edge_weight is None else edge_weight.astype(np.float32)
     one_way = sp.csr_matrix((weight, graph.indices, graph.indptr), shape=(n, n))
     both_ways = sp.csr_matrix(one_way + one_way.T.tocsr())
-    for start, stop, piece in row_pieces(both_ways):
-        rows = np.repeat(np.arange(start, stop, dtype=piece.indices.dtype), np.diff(piece.indptr))
-        piece.data[piece.indices == rows] = 0.0
+    _zero_diagonal(both_ways)
     return both_ways
 
 
 def row_pieces(
-    matrix: sp.csr_matrix, chunk: int = CHUNK_ENTRIES, width: int = 1
+    matrix: sp.csr_matrix, chunk: int | None = None, width: int = 1
 ) -> Iterator[tuple[int, int, sp.csr_matrix]]:
-    """Yield (start, stop, matrix[start:stop]) sharing memory: at most `chunk` entries and `chunk / width`
-    rows each (or one row).
+    """Yield (start, stop, matrix[start:stop]), sharing memory: at most `chunk` entries and `chunk / width`
+    rows each.
+
+    `chunk` is CHUNK_ENTRIES by default, but no less than the number of rows: a sparse product with a piece
+    costs at least that much. A piece holds one row at least.
     """
     indptr, start, n = matrix.indptr, 0, matrix.shape[0]
+    chunk = max(CHUNK_ENTRIES, n) if chunk is None else chunk
     while start < n:
-        stop = int(np.searchsorted(indptr, indptr[start] + chunk, side="right")) - 1
+        stop = int(np.searchsorted(indptr, int(indptr[start]) + chunk, side="right")) - 1
         stop = min(n, max(start + 1, min(stop, start + max(1, chunk // width))))
         low, high = indptr[start], indptr[stop]
         entries = (matrix.data[low:high], matrix.indices[low:high], indptr[start : stop + 1] - low)
@@ -59,10 +62,17 @@ def contract(matrix: sp.csr_matrix, label: np.ndarray, num_labels: int) -> sp.cs
     is zeroed.
     """
     members = membership(label, num_labels)
-    pieces = [piece @ members for _, _, piece in row_pieces(matrix)]
-    to_clusters = sp.vstack(pieces, format="csr") if len(pieces) > 1 else pieces[0]
-    between = sp.csr_matrix(members.T.tocsr() @ to_clusters)
-    rows = np.repeat(np.arange(num_labels, dtype=between.indices.dtype), np.diff(between.indptr))
-    between.data[between.indices == rows] = 0.0
+    # A few clusters at a time, so that only the result is held beside the graph.
+    some_vertices = len(label) // CONTRACTION_PIECES + 1
+    pieces = [of @ matrix @ members for _, _, of in row_pieces(members.T.tocsr(), some_vertices)]
+    between = sp.csr_matrix(sp.vstack(pieces, format="csr"))
+    _zero_diagonal(between)
     between.eliminate_zeros()
     return between
+
+
+def _zero_diagonal(matrix: sp.csr_matrix) -> None:
+    """Set the stored entries (i, i) to 0."""
+    for start, stop, piece in row_pieces(matrix):
+        rows = np.repeat(np.arange(start, stop, dtype=piece.indices.dtype), np.diff(piece.indptr))
+        piece.data[piece.indices == rows] = 0.0

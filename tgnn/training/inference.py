@@ -154,8 +154,8 @@ def predict(
     """Logits of every vertex by exact layer-wise inference: [N, classes] in order of original id.
 
     On several ranks a collective that returns the logits on rank 0 and None on the others. `dtype` defaults
-    to that of the model's parameters.
+    to that of the model's parameters (float32 for a model that has none).
     """
-    dtype = dtype or next(model.parameters()).dtype
+    dtype = dtype or next((parameter.dtype for parameter in model.parameters()), torch.float32)
     rows = LayerwiseInference(store, chunk_edges=chunk_edges, dtype=dtype)(model)
     return gather_by_original_id(rows, store)

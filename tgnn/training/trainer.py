@@ -268,7 +268,8 @@ class Trainer:
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(state.optimizer)
         if self.log is not None:
-            self.log.rewind(state.epoch)
+            with writing(self.run_dir):
+                self.log.rewind(state.epoch)
         return state
 
 
