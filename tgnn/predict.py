@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tgnn.data.graph import Dataset
 from tgnn.errors import run_command, wrong
 from tgnn.parallel.comm import current
 from tgnn.parallel.launch import launch
@@ -50,11 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = Path(args.run) / (BEST_FILE if args.checkpoint == "best" else LAST_FILE)
     state = CheckpointState.load(checkpoint)
     resolved = _elsewhere(resolved, args.data, args.ranks)
-    if args.out is not None and not Path(args.out).resolve().parent.is_dir():
-        raise wrong("--out", args.out, "a file in an existing directory", "make the directory first")
+    if args.out is not None and (Path(args.out).is_dir() or not Path(args.out).resolve().parent.is_dir()):
+        raise wrong("--out", args.out, "a file in an existing directory", "give a file's name there")
     ranks = resolved.num_ranks()
-    store = prepare_for_ranks(resolved, ranks, check=check_trainable)
-    state.check_dataset(dataset_fingerprint(store))
+    store = prepare_for_ranks(resolved, ranks, check=functools.partial(_check_scorable, state))
     how = {"ranks": ranks, "device": args.device, "timeout": resolved.config.timeout}
     figures = launch(predict_rank, resolved, store, checkpoint, args.out, **how)
     if figures is not None:
@@ -79,6 +80,12 @@ def _elsewhere(resolved: Resolved, data: str | None, ranks: int | None) -> Resol
         config.store = config.store if ranks == config.ranks else None
         config.ranks, given = ranks, given | {"ranks"}
     return resolved._replace(given=given)
+
+
+def _check_scorable(state: CheckpointState, data: Store | Dataset) -> None:
+    """Refuse data that the trained model does not fit, before any work."""
+    check_trainable(data)
+    state.check_dataset(dataset_fingerprint(data))
 
 
 def predict_rank(

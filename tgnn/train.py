@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tgnn.data.graph import Dataset
 from tgnn.errors import run_command
 from tgnn.parallel.comm import rank_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
-from tgnn.training.config import Resolved, resolve
+from tgnn.partition.store import Store
+from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
+from tgnn.training.config import LAST_FILE, Resolved, resolve
 from tgnn.training.metrics import RunLog, check_run_dir, create_run_dir, format_summary
 from tgnn.training.prepare import prepare_for_ranks
 from tgnn.training.trainer import check_run, train_rank, writing
@@ -26,9 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, ranks = resolved.config, resolved.num_ranks()
     if not under_torchrun():
         rank_device(config.device, 0, ranks)
-    if not config.resume:
+    if config.resume:
+        trained_on = CheckpointState.load(Path(config.run_dir) / LAST_FILE)
+    else:
         check_run_dir(config.run_dir)
-    store = prepare_for_ranks(resolved, ranks, check=functools.partial(check_run, config=config))
+
+    def check(data: Store | Dataset) -> None:
+        check_run(data, config)
+        if config.resume:
+            trained_on.check_dataset(dataset_fingerprint(data))
+
+    store = prepare_for_ranks(resolved, ranks, check)
     run_dir = _run_dir(resolved, store.name)
     how = {"ranks": ranks, "device": config.device, "timeout": config.timeout}
     summary = launch(train_rank, resolved, store, run_dir, **how)

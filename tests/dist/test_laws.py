@@ -1,7 +1,8 @@
-"""Law 1 and law 2: any number of ranks, either mode and any prefetch give one rank's sample, loss and gradients.
+"""Law 1 and law 2: any number of ranks, mode and prefetch give one rank's sample, loss and gradients.
 
-Every rank of every P runs the same list of cases in one start and leaves what it saw in a file; the tests compare the
-files with what one rank (P = 1, split, no prefetch) gives. Tolerances are relative to max(1, largest |reference|).
+Every rank of every P runs the same list of cases in one start and leaves what it saw in a file; the tests
+compare the files with what one rank (P = 1, split, no prefetch) gives. Tolerances are relative to
+max(1, largest |reference|).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from torch import Tensor
 from tests.dist.ranks import run_ranks
 from tgnn.data.graph import Dataset, Graph
 from tgnn.errors import UserError
+from tgnn.kernels.block import Block
 from tgnn.nn import GNN
-from tgnn.parallel import all_reduce_gradients, current
+from tgnn.parallel import ExchangePlan, all_reduce_gradients, current
 from tgnn.partition.store import Store, write_store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
@@ -29,7 +31,7 @@ from tgnn.training.loss import loss_sum
 
 RANKS = (1, 2, 3, 4)
 MODES = ("split", "data")
-MODELS = ("sage-mean", "sage-max", "sage-pool", "gcn", "gat", "gatv2", "gin")
+MODELS = ("sage-mean", "sage-max", "sage-pool", "sage-gcn", "gcn", "gat", "gatv2", "gin")
 PARTITIONS = ("random", "contiguous", "seedless", "empty")
 GRAPHS = ("weighted", "plain", "ties")
 NUM_VERTICES, NUM_FEATURES, NUM_CLASSES = 60, 6, 3
@@ -71,7 +73,9 @@ class Case:
     @property
     def partition(self) -> str:
         """Every model meets every kind of partition, none of which may matter."""
-        return PARTITIONS[(MODELS.index(self.model) + self.prefetch + MODES.index(self.mode)) % len(PARTITIONS)]
+        return PARTITIONS[
+            (MODELS.index(self.model) + self.prefetch + MODES.index(self.mode)) % len(PARTITIONS)
+        ]
 
     @property
     def reference(self) -> Case:
@@ -88,12 +92,12 @@ TIE_CASES = [Case("sage-max", "ties", mode, prefetch) for mode in MODES for pref
 CASES = LAW_CASES + FLOAT32_CASES + NORM_CASES + TIE_CASES
 
 
-# ------------------------------------------------------------------------------------------------- the data
+# ---- the data
 
 
 def make_dataset(kind: str) -> Dataset:
-    """A directed multigraph: a third of the edges twice or more, self-loops, a vertex without in-edges (58) and an
-    isolated last one (59), both of them seeds. Features of `ties` are 0 or 1."""
+    """A directed multigraph: a third of the edges twice or more, self-loops, a vertex without in-edges (58)
+    and an isolated last one (59), both of them seeds. Features of `ties` are 0 or 1."""
     rng = np.random.default_rng(11)
     source, destination = rng.integers(0, 59, 420), rng.integers(0, 58, 420)
     loops = np.arange(0, 50, 9)
@@ -130,7 +134,7 @@ def write_stores(folder: Path, parts: int) -> None:
             write_store(dataset, assigned, folder / f"{kind}-{partition}-{parts}", num_parts=parts)
 
 
-# --------------------------------------------------------------------------------------- what every rank does
+# ---- what every rank does
 
 
 def run_cases(folder: Path) -> None:
@@ -140,14 +144,18 @@ def run_cases(folder: Path) -> None:
     @functools.cache
     def store(kind: str, partition: str) -> Store:
         opened = Store.open(folder / f"{kind}-{partition}-{comm.ranks}")
-        opened.part = functools.cache(opened.part)  # mapping the files anew for every case takes longer than training
+        opened.part = functools.cache(
+            opened.part
+        )  # mapping the files anew for every case takes longer than training
         return opened
 
     seen = {}
     for case in CASES:
         opened = store(VARIANTS[case.variant].graph, case.partition)
         seen[_name(case)] = train(case, opened)
-    seen["batch norm in data mode"] = refusal(Case("gcn", "batch-norm", "data", 1), store("weighted", "random"))
+    seen["batch norm in data mode"] = refusal(
+        Case("gcn", "batch-norm", "data", 1), store("weighted", "random")
+    )
     torch.save(seen, folder / f"seen-{comm.ranks}-{comm.rank}.pt")
 
 
@@ -159,9 +167,9 @@ def make_model(case: Case) -> GNN:
     variant, (kind, _, aggregator) = VARIANTS[case.variant], case.model.partition("-")
     torch.manual_seed(7)
     model = GNN.build(
-        kind, NUM_FEATURES, 8, NUM_CLASSES, len(FANOUTS), heads=2, output_heads=2, aggregator=aggregator or "mean",
-        dropout=variant.dropout, attention_dropout=0.4, activation=variant.activation, norm=variant.norm,
-        residual=variant.residual,
+        kind, NUM_FEATURES, 8, NUM_CLASSES, len(FANOUTS), heads=2, output_heads=2,
+        aggregator=aggregator or "mean", dropout=variant.dropout, attention_dropout=0.4,
+        activation=variant.activation, norm=variant.norm, residual=variant.residual,
     ).to(variant.dtype)  # fmt: skip
     if case.variant == "ties":
         # Whole numbers below 2^53 are exact in any order of summation, so that equal vertices stay equal.
@@ -236,7 +244,17 @@ def what_was_seen(batch: MiniBatch, loss: Tensor, model: GNN) -> dict[str, Any]:
         "work": dict(batch.work),
         "global_seeds": batch.global_seeds,
         "samples": samples,
+        "asks_once": all(
+            asks_once(*layer) for layer in zip(batch.plans, batch.blocks, batch.ids, strict=False)
+        ),
     }
+
+
+def asks_once(plan: ExchangePlan, block: Block, ids: Tensor) -> bool:
+    """Whether no rank asks for a row twice, and every row that arrives is some edge's source."""
+    groups = plan.send_rows.split(plan.send_counts)
+    used = block.indices[block.indices >= len(ids)].unique()
+    return all(len(group) == len(group.unique()) for group in groups) and len(used) == plan.n_halo
 
 
 def refusal(case: Case, store: Store) -> str | None:
@@ -251,11 +269,11 @@ def refusal(case: Case, store: Store) -> str | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------- the tests
+# ---- the tests
 
 
 def once_per_ranks(run: Callable[[int], Any]) -> Callable[[int], Any]:
-    """`run(P)` once for each P; where it raised it raises the same again, instead of starting ranks for every test."""
+    """`run(P)` once for each P; where it raised it raises the same again, without starting ranks anew."""
     outcomes: dict[int, tuple[Any, BaseException | None]] = {}
 
     def outcome(ranks: int) -> Any:
@@ -293,7 +311,9 @@ def of_case(seen: Any, ranks: int, case: Case) -> list[dict[str, Any]]:
 def reference_of(seen: Any, case: Case) -> dict[str, Any]:
     """One rank's run of the case's own variant; those that only run with prefetch are their own reference."""
     one = seen(1)[0]
-    return one.get(_name(case.reference)) or one[_name(Case(case.model, case.variant, "split", case.prefetch))]
+    return (
+        one.get(_name(case.reference)) or one[_name(Case(case.model, case.variant, "split", case.prefetch))]
+    )
 
 
 def near(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
@@ -388,6 +408,7 @@ def test_work_counters(seen: Any, ranks: int, case: Case):
         for name in sums:
             sums[name] += sum(one["steps"][step]["work"][name] for one in found)
             right[name] += expected["steps"][step]["work"][name]
+    assert all(one["steps"][step]["asks_once"] for one in found for step in range(STEPS))
     assert sums["seeds"] == right["seeds"] == sum(step["global_seeds"] for step in expected["steps"])
     if case.mode == "split" or ranks == 1:
         assert sums == right
@@ -399,7 +420,7 @@ def test_work_counters(seen: Any, ranks: int, case: Case):
 @ON_ALL_RANKS
 @cases(LAW_CASES)
 def test_batches_and_their_owners(seen: Any, ranks: int, case: Case):
-    """The same global batches of 12, 12 and 9; owners take their own seeds, data mode deals them out evenly."""
+    """The same global batches of 12, 12 and 9; owners take their own seeds, data mode deals evenly."""
     found, expected = of_case(seen, ranks, case), reference_of(seen, case)
     for step in range(STEPS):
         mine = [one["steps"][step]["seeds"] for one in found]
@@ -414,7 +435,7 @@ def test_batches_and_their_owners(seen: Any, ranks: int, case: Case):
 
 
 def test_cases_are_not_trivial(seen: Any):
-    """Fanouts really sample, steps differ, every parameter learns, and there are parallel edges and weights."""
+    """Fanouts really sample, steps differ, every parameter learns, and there are parallel edges."""
     for case in LAW_CASES:
         steps = reference_of(seen, case)["steps"]
         assert all(step["samples"] for step in steps)

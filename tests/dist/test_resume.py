@@ -1,4 +1,4 @@
-"""A resumed run equals one that was never broken off: bit for bit on as many ranks, within rounding on others."""
+"""A resumed run equals one that was never broken off: bit for bit on as many ranks, else within rounding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from tests.dist.ranks import run_ranks
 from tests.dist.training_runs import last, lines, same_training, small_dataset, store_of, trainer
-from tgnn.partition.store import Store
 from tgnn.parallel import current
+from tgnn.partition.store import Store
 from tgnn.training.trainer import Trainer
 
 EPOCHS = 4
@@ -86,7 +86,8 @@ def test_resumed_on_another_number_of_ranks_is_the_same_within_rounding(runs: Pa
     assert len({line["ranks"] for line in found}) == 2
     tolerance = 1e-5 if dtype == "float32" else 1e-9
     for name in ("loss", "val_loss"):
-        np.testing.assert_allclose([x[name] for x in found], [x[name] for x in expected], rtol=0, atol=tolerance)
+        a, b = ([line[name] for line in run] for run in (found, expected))
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
     for name in ("seeds", "edges", "feature_rows_loaded"):
         assert [x["work"][name] for x in found] == [x["work"][name] for x in expected]
     if dtype == "float64":
@@ -103,8 +104,10 @@ def test_training_went_on(runs: Path):
 def test_a25_checkpoint_loads_with_torch_alone_in_another_process(runs: Path):
     program = (
         "import sys, torch; state = torch.load(sys.argv[1], weights_only=True)['state'];"
-        "assert 'tgnn' not in sys.modules; print(state['epoch'], len(state['model']), len(state['optimizer']['state']))"
+        "assert 'tgnn' not in sys.modules;"
+        "print(state['epoch'], len(state['model']), len(state['optimizer']['state']))"
     )
     path = runs / "straight-float32" / "best.pt"
-    found = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", program, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.split() == [str(last(path.parent).best_epoch + 1), "6", "6"]

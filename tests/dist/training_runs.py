@@ -81,7 +81,7 @@ def same_training(one: Path, other: Path) -> None:
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
     """Nested dicts and lists as one dict of paths."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if items is None:
+    if not isinstance(value, (dict, list)):
         return {path: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
     return {key: leaf for name, item in items for key, leaf in flat(item, f"{path}/{name}").items()}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tgnn.kernels import Block
+from tgnn.kernels.block import transpose_by_sort
 
 
 def transposed_reference(block: Block) -> list[list[tuple[int, int]]]:
@@ -64,3 +65,12 @@ def test_to_moves_every_tensor_and_keeps_the_rest(random_block):
     here = block.to(torch.device("cpu"))
     for name in ("indptr", "indices", "weight", "position", "dst_id", "degree_out"):
         assert torch.equal(getattr(here, name), getattr(block, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_way_of_other_devices_gives_the_same(random_block, empty_blocks, dtype):
+    for block in [random_block(seed=3, dtype=dtype), *empty_blocks]:
+        ours, theirs = transpose_by_sort(block.indptr, block.indices, block.n_src), block.transposed
+        for name in ("indptr", "indices", "edge"):
+            assert getattr(ours, name).dtype == torch.int64
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tgnn.kernels import segment
+from tgnn.kernels import segment, tuning
 
 INDPTR = torch.tensor([0, 0, 3, 3, 4, 9, 9])
 
@@ -18,7 +18,8 @@ def rows_of(indptr: torch.Tensor) -> list[range]:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("width", [1, 3, 31, 64, 100])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_bag_sum_equals_loops(dtype, index, width, weighted):
+@pytest.mark.parametrize("chosen", segment.SUM_STRATEGIES)
+def test_bag_sum_equals_loops(dtype, index, width, weighted, chosen):
     generator = torch.Generator().manual_seed(width)
     table = torch.randn(5, width, generator=generator, dtype=torch.float64).to(dtype)
     rows = torch.randint(0, 5, (9,), generator=generator).to(index)
@@ -27,7 +28,9 @@ def test_bag_sum_equals_loops(dtype, index, width, weighted):
     for s, edges in enumerate(rows_of(INDPTR)):
         for e in edges:
             expected[s] += table[rows[e]].double() * (1 if weight is None else weight[e].double())
-    out = segment.bag_sum(table, rows, INDPTR, weight)
+    with tuning.trial({"bag_sum": chosen}) as asked:
+        out = segment.bag_sum(table, rows, INDPTR, weight)
+    assert len(asked) == 1
     assert out.dtype == dtype
     # One rounding at the end: half a unit in the last place, and float32's sums before it.
     eps = torch.finfo(dtype).eps
@@ -69,6 +72,28 @@ def test_row_chunks_cover_all_segments_within_the_bound(monkeypatch, limit, widt
     assert [rows.start for rows, _ in segment.edge_chunks(INDPTR, width)] == [first for first, _ in runs]
     assert sum(edges.stop - edges.start for _, edges in segment.edge_chunks(INDPTR, width)) == 9
     assert segment.row_chunks(torch.zeros(1, dtype=torch.int64), width) == []
+
+
+def test_edge_runs_docstring_example(monkeypatch):
+    monkeypatch.setattr(segment, "CHUNK_ELEMENTS", 3)
+    runs = segment.edge_runs(torch.tensor([0, 1, 4, 5]), 5, 1)
+    assert [(rows, edges, ends.tolist()) for rows, edges, ends in runs] == [
+        (slice(0, 2), slice(0, 3), [0, 1, 3]), (slice(1, 3), slice(3, 5), [0, 1, 2])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 8, 100])
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_edge_runs_are_bounded_and_add_up(monkeypatch, limit, width):
+    monkeypatch.setattr(segment, "CHUNK_ELEMENTS", limit)
+    values, total = torch.arange(1, 10), torch.zeros(6, dtype=torch.int64)
+    for rows, edges, ends in segment.edge_runs(INDPTR, 9, width):
+        assert 0 < edges.stop - edges.start <= max(1, limit // max(1, width))
+        assert ends[0] == 0 and ends[-1] == edges.stop - edges.start
+        parts = torch.split(values[edges], ends.diff().tolist())
+        total[rows] += torch.stack([part.sum() for part in parts])
+    assert total.tolist() == [sum(values[e] for e in edges) for edges in rows_of(INDPTR)]
+    assert segment.edge_runs(torch.zeros(4, dtype=torch.int64), 0, width) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Layers written out edge by edge, from their papers' equations, over original vertex ids: what `tgnn.nn` must equal."""
+"""Layers written out edge by edge from their papers' equations, over original vertex ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def drawn_edges(graph: Graph, block: Block) -> dict[int, list[Edge]]:
         positions = block.position[block.indptr[row] : block.indptr[row + 1]].tolist()
         entries = [int(graph.indptr[vertex]) + position for position in positions]
         weight = graph.edge_weight
-        drawn[vertex] = [Edge(int(graph.indices[e]), 1.0 if weight is None else float(weight[e])) for e in entries]
+        drawn[vertex] = [
+            Edge(int(graph.indices[e]), 1.0 if weight is None else float(weight[e])) for e in entries
+        ]
     return drawn
 
 
@@ -39,6 +41,10 @@ def dense(layer: torch.nn.Module, graph: Graph, drawn: dict[int, list[Edge]], x:
 
 
 def sage(layer: SAGEConv, graph: Graph, vertex: int, edges: list[Edge], x: Tensor) -> Tensor:
+    if layer.aggregator == "gcn":
+        total = x[vertex] + sum(edge.weight * x[edge.source] for edge in edges)
+        out = layer.fc_neigh.weight @ (total / (len(edges) + 1))
+        return out if layer.bias is None else out + layer.bias
     own = F.linear(x[vertex], layer.fc_self.weight, layer.fc_self.bias)
     if not edges:
         return own

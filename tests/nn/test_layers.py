@@ -1,4 +1,4 @@
-"""Each layer against its equation written out edge by edge, whole neighbourhoods and sampled ones; empty ones too."""
+"""Each layer against its equation written out edge by edge: neighbourhoods whole, sampled and empty."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "sage mean, wider": lambda: SAGEConv(5, 7, bias=False),
     "sage max": lambda: SAGEConv(5, 3, "max"),
     "sage pool": lambda: SAGEConv(5, 4, "pool"),
+    "sage gcn, narrower": lambda: SAGEConv(5, 3, "gcn"),
+    "sage gcn, wider": lambda: SAGEConv(5, 6, "gcn", bias=False),
     "gcn, narrower": lambda: GCNConv(5, 3),
     "gcn, wider": lambda: GCNConv(5, 6),
     "gcn without bias": lambda: GCNConv(5, 5, bias=False),
@@ -68,7 +70,9 @@ def test_layer_equals_its_equation(store: Store, name: str, fanout: int, replace
     hop = sampler.hop(torch.tensor([4, 11, 2, 0, 10, 1, 7]), fanout, key=5)
     layer = make_layer(name)
     x = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    weight = torch.randn(7, layer.out_features, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(
+        7, layer.out_features, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     inputs = [x, *layer.parameters()]
 
     out = layer(hop.block, x[hop.rows])
@@ -83,7 +87,7 @@ def test_layer_equals_its_equation(store: Store, name: str, fanout: int, replace
 
 
 def test_sampled_blocks_really_sample(store: Store):
-    """The fanouts above leave in-edges out, draw some twice, and meet a vertex whose factor deg_in / drawn is 5."""
+    """The fanouts above leave in-edges out, draw some twice, and meet a factor deg_in / drawn of 5."""
     sampler = NeighborSampler(Topology.of_whole(store))
     block = sampler.hop(torch.tensor([4, 11, 2]), 2, key=5).block
     assert block.degrees.tolist() == [2, 0, 2] and block.degree_in.tolist() == [10, 0, 3]
@@ -107,7 +111,10 @@ def block_of_four(edges: list[tuple[int, int]]) -> Block:
 def root_term(layer: nn.Module, x: Tensor) -> Tensor:
     """What a vertex gives where nobody points at it."""
     if isinstance(layer, SAGEConv):
-        return layer.fc_self(x)
+        if layer.aggregator != "gcn":
+            return layer.fc_self(x)
+        own = layer.fc_neigh(x)
+        return own if layer.bias is None else own + layer.bias
     if isinstance(layer, GINConv):
         return layer.mlp((1 + layer.eps) * x)
     bias = getattr(layer, "bias", None)  # GATv2's bias is part of its sources
@@ -146,7 +153,7 @@ def test_attention_dropout_only_while_training(store: Store, name: str):
     torch.testing.assert_close(layer.eval()(hop.block, x), without, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["sage mean, narrower", "gcn, narrower"])
+@pytest.mark.parametrize("name", ["sage mean, narrower", "sage gcn, narrower", "gcn, narrower"])
 def test_projecting_first_changes_nothing(store: Store, name: str):
     """The narrower rows travel, and the outputs are those of projecting after the sum."""
     hop = NeighborSampler(Topology.of_whole(store)).hop(torch.tensor([4, 2, 11]), 2, key=1)

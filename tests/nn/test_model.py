@@ -32,7 +32,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return write_store(hand_drawn(with_weights=True), ONE_PART, tmp_path_factory.mktemp("model") / "store")
 
 
-def first_batch(store: Store, fanouts: tuple[int, ...] = (3, 2), dtype: torch.dtype = torch.float64) -> MiniBatch:
+def first_batch(
+    store: Store, fanouts: tuple[int, ...] = (3, 2), dtype: torch.dtype = torch.float64
+) -> MiniBatch:
     batch = next(iter(Loader(store, fanouts, batch_size=5, seed=1)))
     batch.x = batch.x.to(dtype)
     return batch
@@ -43,7 +45,9 @@ def first_batch(store: Store, fanouts: tuple[int, ...] = (3, 2), dtype: torch.dt
 def test_stack_is_what_its_docstring_says(store: Store, norm: str, residual: bool):
     """Dropout of each layer's input; residual, norm and activation after every layer but the last."""
     torch.manual_seed(0)
-    model = GNN.build("sage", 5, 4, 3, 3, dropout=0.4, norm=norm, residual=residual, activation="elu").double()
+    model = GNN.build(
+        "sage", 5, 4, 3, 3, dropout=0.4, norm=norm, residual=residual, activation="elu"
+    ).double()
     batch = first_batch(store, (3, 2, 2))
     alike = copy.deepcopy(model)
     out = model(batch)
@@ -170,7 +174,9 @@ def test_a09_sums_at_a_hub_do_not_saturate(tmp_path):
 def test_a09_bfloat16_is_close_to_float32(store: Store, model: str, norm: str):
     """Training in autocast as the trainer does it: bfloat16 rows over float32 weights."""
     torch.manual_seed(0)
-    stack = GNN.build(model, 5, 8, 3, 2, heads=2, norm=norm, residual=True, dropout=0.2, attention_dropout=0.2)
+    stack = GNN.build(
+        model, 5, 8, 3, 2, heads=2, norm=norm, residual=True, dropout=0.2, attention_dropout=0.2
+    )
     batch, half = first_batch(store, dtype=torch.float32), first_batch(store, dtype=torch.bfloat16)
     expected = stack(batch)
     with torch.autocast("cpu", torch.bfloat16):

@@ -93,12 +93,20 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_refuses_is_said_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    assert run_command(main, ["karate", "--parts", "2", "--out", str(tmp_path / "file" / "store")]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "--out" in printed
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
 def test_a20_large_inputs_are_announced_with_their_memory(capsys: pytest.CaptureFixture) -> None:
     _announce(1_000, 10_000, "lp", 10**6)
     assert capsys.readouterr().err == ""
     _announce(10**7, 10**8, "lp", 10**10)
     lp = capsys.readouterr().err
-    assert "13." in lp and "GiB of memory" in lp and "9.3 GiB on disk" in lp
+    assert "14.5 GiB of memory" in lp and "9.3 GiB on disk" in lp
     _announce(10**7, 10**8, "random", 10**10)
     assert "9.9 GiB of memory" in capsys.readouterr().err
 

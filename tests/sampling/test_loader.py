@@ -89,7 +89,9 @@ def test_permutation_is_a_function_of_seed_and_epoch(stores: dict[int, Store]):
     assert (firsts > 0).all() and firsts.max() < 30  # 12 expected
     other = loaders(stores, 1, seed=6)[0]
     assert other._order(0).tolist() != orders[0]
-    by_number = sorted(range(25), key=lambda i: int(rng.keyed(rng.stream(5, rng.PERMUTATION, 4), ids[i : i + 1])))
+    by_number = sorted(
+        range(25), key=lambda i: int(rng.keyed(rng.stream(5, rng.PERMUTATION, 4), ids[i : i + 1]))
+    )
     assert orders[4] == by_number
 
 
@@ -214,7 +216,9 @@ def large_sample(replace: bool) -> list:
     generator = np.random.default_rng(0)
     n = 20_000
     graph = Graph.from_edge_index(generator.integers(0, n, (2, 15 * n)), n)
-    tensors = [torch.from_numpy(array) for array in (graph.indptr, graph.indices, np.arange(n), graph.degree_out())]
+    tensors = [
+        torch.from_numpy(array) for array in (graph.indptr, graph.indices, np.arange(n), graph.degree_out())
+    ]
     sampler = NeighborSampler(Topology(0, n, *tensors, None, (0, n)), replace=replace, seed=1)
     hops = sampler.sample(torch.arange(0, n, 4), [10, 5], 0, 0)
     return [(hop.rows.tolist(), hop.block.indices.tolist(), hop.block.position.tolist()) for hop in hops]
@@ -241,7 +245,9 @@ def test_a14_epochs_steps_and_seeds_differ(stores: dict[int, Store]):
     def drawn(seed: int, epoch: int, step: int, hop: int) -> list[int]:
         sampler = loaders(stores, 1, seed=seed)[0].sampler
         rows = torch.arange(NUM_VERTICES)
-        return sampler.hop(rows, 2, rng.stream(sampler.seed, rng.SAMPLING, epoch, step, hop)).block.position.tolist()
+        return sampler.hop(
+            rows, 2, rng.stream(sampler.seed, rng.SAMPLING, epoch, step, hop)
+        ).block.position.tolist()
 
     first = drawn(0, 0, 0, 0)
     assert first == drawn(0, 0, 0, 0)

@@ -99,8 +99,12 @@ def test_full_fanout_is_the_whole_neighbourhood(store: Store, replace: bool):
     assert edges_of(block, ids) == sorted(zip(source.tolist(), destination.tolist(), strict=True))
     entry = torch.from_numpy(graph.indptr)[block.dst_id[block.dst_rows]] + block.position
     torch.testing.assert_close(block.weight, torch.from_numpy(graph.edge_weight)[entry], rtol=0, atol=0)
-    torch.testing.assert_close(ids[block.indices], torch.from_numpy(graph.indices)[entry].long(), rtol=0, atol=0)
-    torch.testing.assert_close(block.degree_in, torch.from_numpy(graph.degree_in())[block.dst_id], rtol=0, atol=0)
+    torch.testing.assert_close(
+        ids[block.indices], torch.from_numpy(graph.indices)[entry].long(), rtol=0, atol=0
+    )
+    torch.testing.assert_close(
+        block.degree_in, torch.from_numpy(graph.degree_in())[block.dst_id], rtol=0, atol=0
+    )
     torch.testing.assert_close(block.degree_out, torch.from_numpy(graph.degree_out())[ids], rtol=0, atol=0)
 
 
@@ -163,7 +167,9 @@ def test_topology_of_a_part_agrees_with_the_whole(store: Store):
         torch.testing.assert_close(part.degree_out, whole.degree_out, rtol=0, atol=0)
         torch.testing.assert_close(part.original_id, whole.original_id[part.first : part.end], rtol=0, atol=0)
         first, end = int(whole.indptr[part.first]), int(whole.indptr[part.end])
-        torch.testing.assert_close(part.indptr + first, whole.indptr[part.first : part.end + 1], rtol=0, atol=0)
+        torch.testing.assert_close(
+            part.indptr + first, whole.indptr[part.first : part.end + 1], rtol=0, atol=0
+        )
         torch.testing.assert_close(part.indices, whole.indices[first:end], rtol=0, atol=0)
         torch.testing.assert_close(part.edge_weight, whole.edge_weight[first:end], rtol=0, atol=0)
     graph = hand_drawn().graph
@@ -193,14 +199,19 @@ def test_columns_of_several_parts(store: Store):
     assert features.load(rows[:0]).shape == (0, 5)
     features, _ = open_columns(store, [1])
     torch.testing.assert_close(
-        features.load(torch.tensor([3, 0])), torch.from_numpy(np.asarray(dataset.x))[original[[7, 4]]], rtol=0, atol=0
+        features.load(torch.tensor([3, 0])),
+        torch.from_numpy(np.asarray(dataset.x))[original[[7, 4]]],
+        rtol=0,
+        atol=0,
     )
-    empty = PartColumn([np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32), np.zeros((0, 2), np.float32)])
+    empty = PartColumn(
+        [np.zeros((0, 2), np.float32), np.ones((3, 2), np.float32), np.zeros((0, 2), np.float32)]
+    )
     torch.testing.assert_close(empty.load(torch.tensor([2, 0])), torch.ones(2, 2), rtol=0, atol=0)
 
 
 def test_rank_without_seeds_in_data_mode(store: Store):
-    """Seven training vertices over three ranks and batches of 2: some rank has none, and an ordinary empty batch."""
+    """Seven training vertices, three ranks, batches of 2: some rank has an ordinary empty batch."""
     for rank in range(3):
         batches = list(Loader(store, [2, 2], 2, parallel="data", comm=Comm(rank, 3)))
         assert len(batches) == 4

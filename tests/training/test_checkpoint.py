@@ -175,5 +175,6 @@ def test_another_dataset_is_refused_by_what_differs() -> None:
     fingerprint = dataset_fingerprint(store)
     state = CheckpointState(model={}, optimizer={}, epoch=1, dataset=fingerprint)
     state.check_dataset(fingerprint)
+    state.check_dataset({**fingerprint, "name": "a copy of cora"})
     with pytest.raises(UserError, match=r"^the dataset's num edges: got 13264, expected 10556, [^\n]*\.$"):
         state.check_dataset({**fingerprint, "num_edges": 13264})

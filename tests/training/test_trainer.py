@@ -1,4 +1,4 @@
-"""One rank's training: what is best, when it stops, what it leaves behind, and that it stays the same size."""
+"""One rank's training: what is best, when it stops, what it leaves behind, that it stays the same size."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ def test_a14_same_seed_same_run_and_every_epoch_another_order(tmp_path: Path, st
 @pytest.mark.parametrize("lr", [1e30, 1e38])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, store: Store, lr: float):
     """In one sentence that names the step; what was saved before stays good."""
-    with pytest.raises(UserError, match=r"^the (loss|weights) in epoch 1, step \d: got .*smaller --lr than 1e\+3"):
+    sentence = r"^the (loss|weights) in epoch 1, step \d: got .*smaller --lr than 1e\+3"
+    with pytest.raises(UserError, match=sentence):
         trainer(store, tmp_path / "run", epochs=3, lr=lr, optimizer="sgd", checkpoint_every=1).fit()
     assert not (tmp_path / "run" / "best.pt").exists()
     for weight in last(tmp_path / "run").model.values() if (tmp_path / "run" / "last.pt").exists() else ():

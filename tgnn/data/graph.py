@@ -299,6 +299,11 @@ class Dataset:
         return self.graph.num_vertices
 
     @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.graph.num_edges
+
+    @property
     def num_features(self) -> int:
         """F, or 0 without features."""
         return 0 if self.x is None else self.x.shape[1]

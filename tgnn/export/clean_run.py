@@ -11,6 +11,7 @@ if __name__ == "__main__":
     sys.path[0] = sys.argv[2] if len(sys.argv) > 2 else ""
     sys.modules["tgnn"] = None
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -20,9 +21,11 @@ import types
 def add_setuptools_extern() -> None:
     """Let DGL 1.1 be imported beside a setuptools without `setuptools.extern`.
 
-    Some of its modules take `packaging` from there; newer setuptools have dropped it. Does nothing where it is there,
-    or where there is no `packaging` to put in its place.
+    It takes `packaging` from there where that is not installed by itself; newer setuptools have dropped the name, but
+    carry `packaging` on a path of their own. Does nothing where the name is there, or no `packaging` at all.
     """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("setuptools")
     try:
         found = importlib.util.find_spec("setuptools.extern") is not None
     except (ImportError, ValueError):

@@ -42,7 +42,7 @@ class Framework:
 
 
 DGL = Framework("dgl", "DGL", "dgl", "dgl==1.1.3", (1, 1), (2, 4))
-PYG = Framework("pyg", "PyG", "torch_geometric", "torch_geometric", (2, 5), (2, 99))
+PYG = Framework("pyg", "PyG", "torch_geometric", "torch_geometric", (2, 5), (2, 8))
 FRAMEWORKS = {framework.name: framework for framework in (DGL, PYG)}
 
 

@@ -5,17 +5,22 @@ They stand on torch and torch_geometric alone and are never imported from here.
 
 import torch
 from torch import nn
-from torch_geometric.nn import GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn import MessagePassing
 
 
-class WeightedSAGEConv(SAGEConv):
-    """SAGEConv whose messages are multiplied by edge weights; a mean still divides by the number of edges."""
+class WeightedSAGEConv(MessagePassing):
+    """PyG's SAGEConv with messages multiplied by edge weights; a mean still divides by the number of edges."""
+
+    def __init__(self, in_channels, out_channels, aggr="mean", project=False, bias=True):
+        super().__init__(aggr=aggr)
+        self.lin = nn.Linear(in_channels, in_channels) if project else None
+        self.lin_l = nn.Linear(in_channels, out_channels, bias=bias)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x, edge_index, edge_weight):
         """x [n, in], edge_index [2, E], edge_weight [E] -> [n, out]."""
-        sent = self.lin(x).relu() if self.project else x
-        out = self.propagate(edge_index, x=(sent, x), edge_weight=edge_weight)
-        return self.lin_l(out) + self.lin_r(x)
+        sent = x if self.lin is None else self.lin(x).relu()
+        return self.lin_l(self.propagate(edge_index, x=sent, edge_weight=edge_weight)) + self.lin_r(x)
 
     def message(self, x_j, edge_weight):
         """One message per edge."""
@@ -41,13 +46,21 @@ class GCNSAGEConv(MessagePassing):
         return edge_weight.view(-1, 1) * x_j
 
 
-class WeightedGINConv(GINConv):
-    """GINConv whose messages are multiplied by edge weights."""
+class WeightedGINConv(MessagePassing):
+    """PyG's GINConv with messages multiplied by edge weights."""
+
+    def __init__(self, nn, train_eps=False):
+        super().__init__(aggr="sum")
+        self.nn = nn
+        if train_eps:
+            self.eps = torch.nn.Parameter(torch.zeros(1))
+        else:
+            self.register_buffer("eps", torch.zeros(1))
 
     def forward(self, x, edge_index, edge_weight):
         """x [n, in], edge_index [2, E], edge_weight [E] -> [n, out]."""
-        out = self.propagate(edge_index, x=(x, x), edge_weight=edge_weight)
-        return self.nn(out + (1 + self.eps) * x)
+        total = self.propagate(edge_index, x=x, edge_weight=edge_weight)
+        return self.nn(total + (1 + self.eps) * x)
 
     def message(self, x_j, edge_weight):
         """One message per edge."""

@@ -1,12 +1,12 @@
 """To PyG and back: which layer of `torch_geometric.nn` stands for which of ours, and its parameters' names.
 
-Meant for PyG 2.5 and later 2.x, where GATConv keeps one projection. What differs there:
+Meant for PyG 2.5 to 2.8, where GATConv has one projection under one name. What differs there:
 
 * SAGE has its bias at the neighbours' linear layer; `pool` is `project=True`, `gcn` comes as a few lines of its own.
 * GCN would take in-degrees at both ends and add self-loops: it gets `normalize=False` and explicit weights.
 * GAT would add self-loops, and averages heads before the bias: it gets `add_self_loops=False`, and the heads are
   merged outside. GATv2 has one bias more at its output: it is taken out.
-* SAGE and GIN know no edge weights: where the data has them, a few lines on PyG's layers come with the model.
+* SAGE and GIN know no edge weights: where the data has them, a few lines on its message passing come with the model.
 """
 
 from __future__ import annotations
@@ -67,18 +67,19 @@ def _write_sage(layer: SAGEConv, weighted: bool) -> Written:
 
 
 def _read_sage(layer: nn.Module, heads: str | None) -> SAGEConv:
+    out_features, in_features = layer.lin_l.weight.shape
+    has_bias = layer.lin_l.bias is not None
     if type(layer).__name__ == "GCNSAGEConv":
-        fc = layer.lin_l
-        return SAGEConv(fc.in_features, fc.out_features, "gcn", bias=fc.bias is not None)
-    allowed = ("mean", "max") if not layer.project else ("max",)
+        return SAGEConv(in_features, out_features, "gcn", bias=has_bias)
+    projects = getattr(layer, "project", getattr(layer, "lin", None) is not None)
+    allowed = ("max",) if projects else ("mean", "max")
     refuse_options(layer, "PyG", {
         f"aggr={layer.aggr!r}": (layer.aggr not in allowed, "mean, max, or max with project=True"),
-        "normalize": (layer.normalize, "normalize=False"),
-        "root_weight=False": (not layer.root_weight, "root_weight=True"),
-        "two input widths": (not isinstance(layer.in_channels, int), "one width of input rows"),
+        "normalize": (getattr(layer, "normalize", False), "normalize=False"),
+        "root_weight=False": (not hasattr(layer, "lin_r"), "root_weight=True"),
+        "two input widths": (not isinstance(getattr(layer, "in_channels", 0), int), "one width of input rows"),
     })  # fmt: skip
-    aggregator = "pool" if layer.project else layer.aggr
-    return SAGEConv(layer.in_channels, layer.out_channels, aggregator, bias=layer.lin_l.bias is not None)
+    return SAGEConv(in_features, out_features, "pool" if projects else layer.aggr, bias=has_bias)
 
 
 def _write_gcn(layer: GCNConv, weighted: bool) -> Written:

@@ -18,9 +18,6 @@ out = [[[3.5]], [[0]]]; with src = [[0], [0], [log 2]] the weights are 1/3 and 2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,8 +27,9 @@ from tgnn.kernels import rng
 from tgnn.kernels.backend import choose
 from tgnn.kernels.block import Block
 from tgnn.kernels.dropout import keep_mask, threshold
+from tgnn.kernels.edge_softmax import edge_softmax_torch
 from tgnn.kernels.sddmm import sddmm_torch
-from tgnn.kernels.segment import edge_chunks, segment_max, segment_sum, widened
+from tgnn.kernels.segment import edge_runs, edge_slices, segment_sum, widened
 from tgnn.kernels.spmm import spmm_torch
 
 # (gradient, input, slope, whether the input is the result): several times as fast as torch.where on a CPU.
@@ -120,84 +118,42 @@ def edge_keep(block: Block, heads: int, p: float, key: int, dtype: torch.dtype =
     return keep_mask(edge_state, heads, p).to(dtype) * (65536 / (65536 - threshold(p)))
 
 
-def edge_softmax(block: Block, score: Tensor) -> Tensor:
-    """Softmax of `score` [n_edges, H] over each destination's in-edges: [n_edges, H] in its dtype.
-
-    Computed in float32 at least; differentiable. Example: edges of scores 0 and log 2 into one row, none into
-    another: 1/3 and 2/3. Raises: UserError for a shape that does not fit.
-    """
-    if score.dim() != 2 or score.shape[0] != block.n_edges:
-        raise wrong(
-            "edge_softmax score", tuple(score.shape), f"({block.n_edges}, H)", "give one row per edge"
-        )
-    choose("edge_softmax", score)
-    return edge_softmax_torch(block, score)
-
-
-def edge_softmax_torch(block: Block, score: Tensor) -> Tensor:
-    """`edge_softmax` on torch's own operations; the reference of the Triton path."""
-    return _EdgeSoftmax.apply(block, score)
-
-
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, block, score):
-        wide = widened(score)
-        rows = block.dst_rows
-        power = torch.exp(wide - segment_max(wide, block.indptr).index_select(0, rows))
-        weight = power.div_(segment_sum(power, block.indptr).index_select(0, rows))
-        ctx.block, ctx.dtype = block, score.dtype
-        ctx.save_for_backward(weight)
-        return weight.to(score.dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx, grad):
-        block, (weight,) = ctx.block, ctx.saved_tensors
-        product = weight * grad
-        total = segment_sum(product, block.indptr).index_select(0, block.dst_rows)
-        return None, (product - weight * total).to(ctx.dtype)
-
-
 class _Gatv2Score(torch.autograd.Function):
-    """GATv2's score without a [n_edges, H, D] tensor: the backward computes the edge sums again by runs."""
+    """GATv2's score without a [n_edges, H, D] tensor: edge sums in bounded runs, here and backward."""
 
     @staticmethod
     def forward(ctx, block, dst, src, att, slope):
         ctx.block, ctx.slope = block, slope
         ctx.save_for_backward(dst, src, att)
         out = src.new_empty(block.n_edges, src.shape[1])
-        for _, edges, sums in _edge_sums(block.indptr, block.dst_rows, dst, block.indices, src):
+        for edges in edge_slices(block.n_edges, src.device, att.numel()):
+            sums = _ends_added(block.dst_rows[edges], dst, block.indices[edges], src)
             torch.sum(F.leaky_relu_(sums, slope).mul_(att), -1, out=out[edges])
         return out
 
     @staticmethod
     def backward(ctx, grad):
         block, (dst, src, att), back = ctx.block, ctx.saved_tensors, ctx.block.transposed
-        grad_dst, grad_src, grad_att = torch.empty_like(dst), torch.empty_like(src), torch.zeros_like(att)
-        for rows, edges, sums in _edge_sums(block.indptr, block.dst_rows, dst, block.indices, src):
+        grad_dst, grad_src, grad_att = torch.zeros_like(dst), torch.zeros_like(src), torch.zeros_like(att)
+        width = att.numel()
+        for rows, edges, ends in edge_runs(block.indptr, block.n_edges, width):
+            sums = _ends_added(block.dst_rows[edges], dst, block.indices[edges], src)
             of_edge = grad[edges, :, None]
             share = leaky_relu_backward(of_edge * att, sums, ctx.slope, False)
-            grad_dst[rows] = segment_sum(share, _ends(block.indptr, rows))
+            grad_dst[rows] += segment_sum(share, ends)
             grad_att += F.leaky_relu_(sums, ctx.slope).mul_(of_edge).sum(0)
         if ctx.needs_input_grad[2]:
             own = torch.repeat_interleave(back.indptr.diff(), output_size=block.n_edges)
-            for rows, edges, sums in _edge_sums(back.indptr, own, src, back.indices, dst):
+            for rows, edges, ends in edge_runs(back.indptr, block.n_edges, width):
+                sums = _ends_added(own[edges], src, back.indices[edges], dst)
                 of_edge = grad.index_select(0, back.edge[edges])[..., None]
                 share = leaky_relu_backward(of_edge * att, sums, ctx.slope, False)
-                grad_src[rows] = segment_sum(share, _ends(back.indptr, rows))
+                grad_src[rows] += segment_sum(share, ends)
         return None, grad_dst, grad_src, grad_att, None
 
 
-def _edge_sums(
-    indptr: Tensor, own_rows: Tensor, own: Tensor, other_rows: Tensor, other: Tensor
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (segments, edges, own[v] + other[u] of those edges [e, H, D]) in runs of bounded size."""
-    for rows, edges in edge_chunks(indptr, prod(own.shape[1:])):
-        sums = other.index_select(0, other_rows[edges])
-        sums += own.index_select(0, own_rows[edges])
-        yield rows, edges, sums
-
-
-def _ends(indptr: Tensor, rows: slice) -> Tensor:
-    """The part of `indptr` that belongs to segments `rows`, counted from their first edge."""
-    return indptr[rows.start : rows.stop + 1] - indptr[rows.start]
+def _ends_added(own_rows: Tensor, own: Tensor, other_rows: Tensor, other: Tensor) -> Tensor:
+    """own[own_rows] + other[other_rows]: [e, H, D] for e edges."""
+    sums = other.index_select(0, other_rows)
+    sums += own.index_select(0, own_rows)
+    return sums

@@ -4,10 +4,13 @@ With a = exp(score - lse), keep = dropout's factor and g the gradient of out,
 
     d score = a (keep <g[v], value[u]> - delta[v]),    delta[v] = <g[v], out[v]>
 
-One kernel goes over the destinations: it writes delta and adds up the gradients of dst and, over several destinations
-in a program, of att, whose partial sums torch adds. The other goes over the transposed block: the gradients of value
-and src of a source row. Both compute scores and weights again, which costs no rows that are not read anyway. Long rows
-go in pieces, see segment_triton.py.
+One kernel goes over the destinations: it writes delta and adds up the gradients of dst and, over several
+destinations in a program, of att, whose partial sums torch adds. The other goes over the transposed block:
+the gradients of value and src of a source row. Both compute scores and weights again, which costs no rows
+that are not read anyway. Long rows go in pieces, see segment_triton.py.
+
+Example: one destination with scores 0 and log 2, values 2 and 5, out = 4, and g = 1: delta = 4, d score =
+1/3 (2 - 4) and 2/3 (5 - 4), d value = 1/3 and 2/3.
 """
 
 from __future__ import annotations
@@ -40,8 +43,9 @@ ATT_PROGRAMS = 4096
 
 @triton.jit
 def store_end(
-    table, row, head, tile, KIND: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):
+    table, row, head, tile, KIND: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """table[row] = the gradient of one end of the scores: [BLOCK_H] for gat, else [BLOCK_H, BLOCK_D]."""
     if KIND == "gat":
         tl.store(table + row * HEADS + head, tile.to(table.dtype.element_ty), mask=head < HEADS)
@@ -51,21 +55,23 @@ def store_end(
 
 @triton.jit(do_not_specialize=SIZES)
 def attention_backward_rows(
-    value, src, dst, att, indptr, indices, dst_id, position, out, lse, grad, delta, grad_dst, part_dst, grad_att,
-    n_rows, n_edges, search_steps, key, places, rows,
+    value, src, dst, att, indptr, indices, dst_id, position, out, lse, grad, delta,
+    grad_dst, part_dst, grad_att, n_rows, n_edges, search_steps, key, places, rows,
     KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr, SHARED: tl.constexpr,
     PIECE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, SCORE_WIDTH: tl.constexpr,
     VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """delta and grad_dst of up to `rows` of the `places` rows and pieces; grad_att [programs, H, D'] partial sums."""
+    """delta and grad_dst of up to `rows` of the `places` rows and pieces; parts of grad_att [programs, H, D']."""
     ACC: tl.constexpr = lse.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     one = tl.arange(0, 1)
     att_tile = 0.0
     if KIND == "gatv2":
-        att_tile = load_row(att, program * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+        att_tile = load_row(
+            att, program * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+        )
         of_att = tl.zeros((BLOCK_H, BLOCK_S), ACC)
     for place in range(program * rows, tl.minimum(program * rows + rows, places)):
         row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
@@ -80,7 +86,9 @@ def attention_backward_rows(
             dst_tile = load_heads(dst, row + one, one == 0, head, HEADS, HEADS, ACC)
             of_dst = tl.zeros((BLOCK_H,), ACC)
         else:
-            dst_tile = load_row(dst, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+            dst_tile = load_row(
+                dst, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+            )
             of_dst = tl.zeros((BLOCK_H, BLOCK_S), ACC)
         if DROP > 0:
             ids = tl.load(dst_id + row)
@@ -88,17 +96,23 @@ def attention_backward_rows(
             edge = first + tl.arange(0, BLOCK_E)
             valid = edge < end
             source = tl.load(indices + edge, mask=valid, other=0).to(tl.int64)
-            value_tile = load_rows(value, source, valid, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
+            value_tile = load_rows(
+                value, source, valid, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC
+            )
             if SHARED:
                 src_tile = value_tile
             elif KIND == "gat":
                 src_tile = load_heads(src, source, valid, head, SRC_STRIDE, HEADS, ACC)
             else:
-                src_tile = load_rows(src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+                src_tile = load_rows(
+                    src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+                )
             weight = tl.exp(scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE) - row_lse)
             of_weight = tl.sum(grad_tile * value_tile, 2)
             if DROP > 0:
-                of_weight *= kept(key, ids, tl.load(position + edge, mask=valid, other=0), head, DROP, BLOCK_H, ACC)
+                of_weight *= kept(
+                    key, ids, tl.load(position + edge, mask=valid, other=0), head, DROP, BLOCK_H, ACC
+                )
             of_score = tl.where(valid[:, None], weight * (of_weight - of_out), tl.zeros((), ACC))
             if KIND == "gat":
                 of_dst += tl.sum(of_score * slope_of(dst_tile + src_tile, SLOPE), 0)
@@ -142,7 +156,9 @@ def attention_backward_sources(
     value_tile = load_row(value, row, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
     att_tile = 0.0
     if KIND == "gatv2":
-        att_tile = load_row(att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+        att_tile = load_row(
+            att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+        )
     if SHARED:
         src_tile = value_tile
     elif KIND == "gat":
@@ -158,7 +174,9 @@ def attention_backward_sources(
         at = first + tl.arange(0, BLOCK_E)
         valid = at < end
         destination = tl.load(indices + at, mask=valid, other=0).to(tl.int64)
-        grad_tile = load_rows(grad, destination, valid, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
+        grad_tile = load_rows(
+            grad, destination, valid, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC
+        )
         if KIND == "gat":
             dst_tile = load_heads(dst, destination, valid, head, HEADS, HEADS, ACC)
         else:
@@ -200,18 +218,22 @@ def attention_backward_sources(
             store_end(part_src, slot, head, of_src, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
 
 
-ROWS = {(kind, drop): build_spec(attention_backward_rows, kind, 512, drop) for kind in KINDS for drop in (0, HALF)}
+ROWS = {
+    (kind, drop): build_spec(attention_backward_rows, kind, 512, drop) for kind in KINDS for drop in (0, HALF)
+}
 SOURCES = {
-    (kind, drop): build_spec(attention_backward_sources, kind, 512, drop) for kind in KINDS for drop in (0, HALF)
+    (kind, drop): build_spec(attention_backward_sources, kind, 512, drop)
+    for kind in KINDS
+    for drop in (0, HALF)
 }
 SPECS = (*ROWS.values(), *SOURCES.values())
 
 
 def run_backward(
-    launch: Launch, block: Block, value: Tensor, src: Tensor | None, dst: Tensor, att: Tensor | None, out: Tensor,
-    lse: Tensor, grad: Tensor, needs: dict[str, bool],
+    launch: Launch, block: Block, value: Tensor, src: Tensor | None, dst: Tensor, att: Tensor | None,
+    out: Tensor, lse: Tensor, grad: Tensor, needs: dict[str, bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of value, src, dst and att; None for one that is not needed. src is None where it is the value."""
+    """Gradients of value, src, dst and att, None where not needed. src is None where it is the value."""
     if not block.n_edges or not out.numel():
         inputs = {"value": value, "src": src, "dst": dst, "att": att}
         return tuple(torch.zeros_like(x) if needs[name] else None for name, x in inputs.items())
@@ -243,7 +265,8 @@ def _of_rows(
     run(
         spec, config, (programs, head_tiles),
         *inputs, block.indptr, block.indices, *launch.keys(block), *saved, grad_dst, part_dst, of_att,
-        cut.n_rows, cut.n_edges, cut.search_steps, launch.key, places, rows, **launch.constants, PIECE=cut.piece,
+        cut.n_rows, cut.n_edges, cut.search_steps, launch.key, places, rows, **launch.constants,
+        PIECE=cut.piece,
     )  # fmt: skip
     finish_sum(cut, block.indptr, part_dst, grad_dst.view(len(dst), -1), mean=False)
     return grad_dst, None if of_att is None else of_att.sum(0).to(att.dtype)
@@ -261,8 +284,8 @@ def _of_sources(
     parts = [cut.scratch(saved[0], x[0].numel(), saved[0].dtype) for x in targets]
     run(
         spec, config, (cut.n_rows + cut.n_windows, head_tiles),
-        *inputs, back.indptr, back.indices, back.edge, *launch.keys(block), *saved, *grads, *absent, *parts, *absent,
-        cut.n_rows, cut.n_edges, cut.search_steps, launch.key, **launch.constants, PIECE=cut.piece,
+        *inputs, back.indptr, back.indices, back.edge, *launch.keys(block), *saved, *grads, *absent, *parts,
+        *absent, cut.n_rows, cut.n_edges, cut.search_steps, launch.key, **launch.constants, PIECE=cut.piece,
     )  # fmt: skip
     for part, grad in zip(parts, grads, strict=True):
         finish_sum(cut, back.indptr, part, grad.view(len(grad), -1), mean=False)

@@ -1,15 +1,15 @@
 """Forward of the Triton attention: one program a destination (or piece of a long one) and tile of heads.
 
-A program keeps running maximum, sum and weighted sum of the values in registers while it reads its edges a tile at a
-time; nothing of an edge is written. The forward leaves out and the log-sum-exp of the scores, [n_dst, H], from which
-the backward (attention_backward_triton.py) computes the weights again. Rows of more than PIECE edges go in pieces
-(segment_triton.py) that are merged by (maximum, sum, weighted sum) in order.
+A program keeps running maximum, sum and weighted sum of the values in registers while it reads its edges a
+tile at a time; nothing of an edge is written. The forward leaves out and the log-sum-exp of the scores,
+[n_dst, H], from which the backward (attention_backward_triton.py) computes the weights again. Rows of more
+than PIECE edges go in pieces (segment_triton.py) that are merged by (maximum, sum, weighted sum) in order.
 
-value and src are read in place whatever the distance of their rows, if a row itself lies in one piece; else they are
-copied. Where value and src are one tensor (GATv2) a row is read once.
+value and src are read in place whatever the distance of their rows, if a row itself lies in one piece; else
+they are copied. Where value and src are one tensor (GATv2) a row is read once.
 
-Example: one destination, one head, scores 0 and log 2, values 2 and 5, an edge at a time: (maximum, sum, weighted sum)
-is (0, 1, 2), then, rescaled by exp(0 - log 2), (log 2, 1.5, 6): out = 4, log-sum-exp = log 3.
+Example: one destination, one head, scores 0 and log 2, values 2 and 5, an edge at a time: (maximum, sum,
+weighted sum) is (0, 1, 2), then, rescaled by exp(0 - log 2), (log 2, 1.5, 6): out = 4, log-sum-exp = log 3.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def attention_forward(
     else:
         dst_tile = load_row(dst, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
         if KIND == "gatv2":
-            att_tile = load_row(att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+            att_tile = load_row(
+                att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+            )
     if DROP > 0:
         ids = tl.load(dst_id + row)
     peak = tl.full((BLOCK_H,), float("-inf"), ACC)
@@ -82,7 +84,9 @@ def attention_forward(
         elif KIND == "gat":
             src_tile = load_heads(src, source, valid, head, SRC_STRIDE, HEADS, ACC)
         else:
-            src_tile = load_rows(src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+            src_tile = load_rows(
+                src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+            )
         score = scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE)
         score = tl.where(valid[:, None], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 0))
@@ -108,7 +112,8 @@ def attention_forward(
 @triton.jit(do_not_specialize=SIZES)
 def attention_merge(
     part_out, part_peak, part_sum, indptr, out, lse, n_rows, n_edges, n_windows, search_steps,
-    PIECE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    PIECE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """out and lse of each longer row from its pieces, in order: the window of its second piece does."""
     ACC: tl.constexpr = lse.dtype.element_ty
@@ -128,7 +133,9 @@ def attention_merge(
             part_max = tl.load(part_peak + slot * HEADS + head, mask=inside, other=0.0)
             higher = tl.maximum(peak, part_max)
             rescale, part_scale = tl.exp(peak - higher), tl.exp(part_max - higher)
-            total = total * rescale + tl.load(part_sum + slot * HEADS + head, mask=inside, other=1.0) * part_scale
+            total = (
+                total * rescale + tl.load(part_sum + slot * HEADS + head, mask=inside, other=1.0) * part_scale
+            )
             weighted = weighted * rescale[:, None] + tl.sum(part, 0) * part_scale[:, None]
             peak = higher
         store_row(out, row, head, weighted / total[:, None], HEADS, WIDTH, BLOCK_D)
@@ -137,7 +144,7 @@ def attention_merge(
 
 @dataclass(frozen=True)
 class Launch:
-    """What all kernels of one call share: shapes, strides in elements, constants, and the numbers of dropout."""
+    """What all kernels of one call share: shapes, strides in elements, constants, numbers of dropout."""
 
     kind: str
     heads: int
@@ -158,7 +165,8 @@ class Launch:
             "KIND": self.kind, "SLOPE": self.slope, "SCALE": self.score_width**-0.5, "DROP": self.drop,
             "SHARED": self.shared, "HEADS": self.heads, "WIDTH": self.width, "SCORE_WIDTH": self.score_width,
             "VALUE_STRIDE": self.value_stride, "SRC_STRIDE": self.src_stride,
-            "BLOCK_D": triton.next_power_of_2(self.width), "BLOCK_S": triton.next_power_of_2(self.score_width),
+            "BLOCK_D": triton.next_power_of_2(self.width),
+            "BLOCK_S": triton.next_power_of_2(self.score_width),
         }  # fmt: skip
 
     def choose(self, specs: Specs, x: Tensor, cut: Cut) -> tuple[KernelSpec, Config, int]:
@@ -194,7 +202,14 @@ def build_spec(kernel: Any, kind: str, tile_elements: int, drop: int = 0) -> Ker
             wide = argument in ("out", "lse", "delta", "grad_att") or argument.startswith("part_")
             return index if argument == "indices" else wide_type(dtype) if wide else dtype
 
-        scalars = {"n_rows": "i32", "n_edges": "i32", "search_steps": "i32", "key": "i64", "places": "i32", "rows": "i32"}
+        scalars = {
+            "n_rows": "i32",
+            "n_edges": "i32",
+            "search_steps": "i32",
+            "key": "i64",
+            "places": "i32",
+            "rows": "i32",
+        }
         types = {argument: "constexpr" for argument in kernel.arg_names if argument.isupper()} | scalars
         types |= pointers({name: type_of(name) for name in kernel.arg_names if name not in types})
         return {argument: types[argument] for argument in kernel.arg_names}
@@ -203,9 +218,13 @@ def build_spec(kernel: Any, kind: str, tile_elements: int, drop: int = 0) -> Ker
         stride = SPEC_HEADS * width
         ends = (1, stride, SPEC_HEADS) if kind == "gat" else (width, stride, stride)
         launch = Launch(kind, SPEC_HEADS, width, *ends, shared=kind == "gatv2", drop=drop)
-        return launch.constants | {"PIECE": PIECE} | {name: None for name in kernel.arg_names if name in absent}
+        return (
+            launch.constants | {"PIECE": PIECE} | {name: None for name in kernel.arg_names if name in absent}
+        )
 
-    return KernelSpec(name, "attention", kernel, signature, constants, lambda width: _configs(width, tile_elements))
+    return KernelSpec(
+        name, "attention", kernel, signature, constants, lambda width: _configs(width, tile_elements)
+    )
 
 
 def _configs(width: int, tile_elements: int) -> tuple[Config, ...]:
@@ -242,13 +261,18 @@ def _merge_configs(width: int) -> tuple[Config, ...]:
     return (Config({"BLOCK_H": 1}, num_warps=warps, num_stages=1),)
 
 
-FORWARD = {(kind, drop): build_spec(attention_forward, kind, 1024, drop) for kind in KINDS for drop in (0, HALF)}
-MERGE = KernelSpec("attention_merge", "attention", attention_merge, _merge_signature, _merge_constants, _merge_configs)
+FORWARD = {
+    (kind, drop): build_spec(attention_forward, kind, 1024, drop) for kind in KINDS for drop in (0, HALF)
+}
+MERGE = KernelSpec(
+    "attention_merge", "attention", attention_merge, _merge_signature, _merge_constants, _merge_configs
+)
 SPECS = (*FORWARD.values(), MERGE)
 
 
 def run_forward(
-    launch: Launch, block: Block, value: Tensor, src: Tensor, dst: Tensor, att: Tensor | None, out: Tensor, lse: Tensor
+    launch: Launch, block: Block, value: Tensor, src: Tensor, dst: Tensor, att: Tensor | None, out: Tensor,
+    lse: Tensor
 ) -> None:  # fmt: skip
     """Fill out [n_dst, H, D] and lse [n_dst, H]; the block has edges."""
     cut = Cut.of(block.indptr, block.n_edges)

@@ -1,8 +1,8 @@
 """What the attention kernels share: tiles of rows [edges, heads, columns], scores and dropped weights.
 
-A program reads `BLOCK_E` edges at a time, `BLOCK_H` heads and all columns of each: the row of a vertex lies in one
-piece in memory, so a tile of several heads costs one index per edge. All arithmetic is in ACC: float32, or float64 for
-float64 inputs.
+A program reads `BLOCK_E` edges at a time, `BLOCK_H` heads and all columns of each: the row of a vertex lies
+in one piece in memory, so a tile of several heads costs one index per edge. All arithmetic is in ACC:
+float32, or float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import triton.language as tl
 from tgnn.kernels.rng_triton import draw, keyed
 from tgnn.kernels.segment_triton import later_piece
 
-
 WHOLE_ROW = tl.constexpr(-1)
 NOTHING = tl.constexpr(-2)
 
@@ -22,7 +21,7 @@ NOTHING = tl.constexpr(-2)
 def piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE: tl.constexpr):
     """(row, first edge, end, slot) of program `place` (int64), as `segment_triton.lanes` for one row.
 
-    Programs below n_rows take a row, or its first piece; those behind them the later piece that starts in a window.
+    Programs below n_rows take a row, or its first piece; the others the later piece that starts in a window.
     slot: of a piece; WHOLE_ROW for a whole row; NOTHING where no piece starts in the window.
     """
     if place < n_rows:
@@ -40,10 +39,10 @@ def piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE: tl.constexpr):
 
 @triton.jit
 def load_rows(
-    table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+    table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Rows `rows` ([E] int64) of table [n, HEADS, WIDTH], STRIDE elements apart: [E, BLOCK_H, BLOCK_D]; 0 elsewhere."""
+    """Rows `rows` ([E] int64) of table [n, HEADS, WIDTH], STRIDE elements apart: [E, BLOCK_H, BLOCK_D]; else 0."""
     column = tl.arange(0, BLOCK_D)
     at = table + rows[:, None, None] * STRIDE + (head * WIDTH)[None, :, None] + column[None, None, :]
     inside = valid[:, None, None]
@@ -67,7 +66,7 @@ def load_row(
 
 @triton.jit
 def load_heads(table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
-    """Rows `rows` ([E] int64) of table [n, HEADS]: [E, BLOCK_H]; 0 where not `valid` and past the last head."""
+    """Rows `rows` ([E] int64) of table [n, HEADS]: [E, BLOCK_H]; 0 if not `valid` or past the last head."""
     inside = valid[:, None] & (head < HEADS)[None, :]
     return tl.load(table + rows[:, None] * STRIDE + head[None, :], mask=inside, other=0.0).to(ACC)
 
@@ -89,7 +88,7 @@ def slope_of(pre, SLOPE: tl.constexpr):
 
 @triton.jit
 def scores(dst, src, att, KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.constexpr):
-    """Scores [E, BLOCK_H] of tiles dst and src that broadcast to [E, BLOCK_H] (gat) or [E, BLOCK_H, BLOCK_S]."""
+    """Scores [E, BLOCK_H] of tiles dst and src, broadcast to [E, BLOCK_H] (gat) or [E, BLOCK_H, BLOCK_S]."""
     if KIND == "gat":
         pre = dst + src
         return pre * slope_of(pre, SLOPE)
@@ -104,8 +103,8 @@ def scores(dst, src, att, KIND: tl.constexpr, SLOPE: tl.constexpr, SCALE: tl.con
 def kept(key, ids, position, head, DROP: tl.constexpr, BLOCK_H: tl.constexpr, ACC: tl.constexpr):
     """The factor [E, BLOCK_H] of dropout: 65536 / (65536 - DROP) or 0, the bits of `attention.edge_keep`.
 
-    ids: original ids of the edges' destinations, [E] or a scalar; position [E]. The second axis of the grid counts
-    tiles of BLOCK_H heads.
+    ids: original ids of the edges' destinations, [E] or a scalar; position [E]. The second axis of the grid
+    counts tiles of BLOCK_H heads.
     """
     edge_state = draw(keyed(key, ids), position)
     if BLOCK_H <= 4:  # one 64-bit number serves the four heads

@@ -33,7 +33,9 @@ def attention_triton(
 ) -> Tensor:  # fmt: skip
     """`attention.attention` on Triton kernels; the arguments are checked by the caller."""
     shared = kind == "gatv2" and src is value
-    return _Attention.apply(block, value, None if shared else src, dst, att, kind, slope, threshold(dropout), key)
+    return _Attention.apply(
+        block, value, None if shared else src, dst, att, kind, slope, threshold(dropout), key
+    )
 
 
 class _Attention(torch.autograd.Function):
@@ -45,14 +47,14 @@ class _Attention(torch.autograd.Function):
         src = value if src is None else in_rows(src)
         att = None if att is None else att.contiguous()
         launch = forward.Launch(
-            kind, value.shape[1], value.shape[2], 1 if kind == "gat" else src.shape[2], value.stride(0), src.stride(0),
-            src is value, slope, drop, key,
+            kind, value.shape[1], value.shape[2], 1 if kind == "gat" else src.shape[2], value.stride(0),
+            src.stride(0), src is value, slope, drop, key,
         )  # fmt: skip
         # The backward needs what the sums were before the cast.
         keeps = any(ctx.needs_input_grad)
         shape = (block.n_dst, *value.shape[1:])
-        out = value.new_empty(shape, dtype=wide_type(value) if keeps else value.dtype)
-        lse = value.new_empty(shape[:2], dtype=wide_type(value))
+        out = value.new_empty(shape, dtype=wide_type(value.dtype) if keeps else value.dtype)
+        lse = value.new_empty(shape[:2], dtype=wide_type(value.dtype))
         if block.n_edges and out.numel():
             forward.run_forward(launch, block, value, src, dst, att, out, lse)
         else:

@@ -35,10 +35,15 @@ def transpose(indptr: Tensor, indices: Tensor, n_src: int) -> Transposed:
         csc = scipy.sparse.csr_array((edges, indices.numpy(), indptr.numpy()), shape=shape).tocsc()
         back = (csc.indptr, csc.indices, csc.data)
         return Transposed(*(torch.from_numpy(array.astype(np.int64, copy=False)) for array in back))
-    edge = torch.argsort(indices, stable=True)
-    ends = torch.zeros(n_src + 1, dtype=torch.int64, device=edge.device)
-    torch.cumsum(torch.bincount(indices, minlength=n_src), 0, out=ends[1:])
-    return Transposed(ends, torch.repeat_interleave(indptr.diff(), output_size=indices.numel())[edge], edge)
+    return transpose_by_sort(indptr, indices, n_src)
+
+
+def transpose_by_sort(indptr: Tensor, indices: Tensor, n_src: int) -> Transposed:
+    """`transpose` on any device; no device sync."""
+    ordered, edge = torch.sort(indices, stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(n_src + 1, dtype=ordered.dtype, device=ordered.device))
+    rows = torch.repeat_interleave(indptr.diff(), output_size=indices.numel())
+    return Transposed(starts, rows[edge], edge)
 
 
 @dataclass(eq=False)

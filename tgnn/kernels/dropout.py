@@ -52,7 +52,10 @@ def dropout(x: Tensor, p: float, key: int, ids: Tensor) -> Tensor:
         raise wrong("dropout", got, "x [n, D], ids [n]", "give every row its id")
     if threshold(p) == 0:
         return x
-    choose("dropout", x, ids)
+    if choose("dropout", x, ids) == "triton":
+        from tgnn.kernels import dropout_triton
+
+        return dropout_triton.dropout_triton(x, p, key, ids)
     return dropout_torch(x, p, key, ids)
 
 

@@ -40,7 +40,7 @@ def gather(x: Tensor, rows: Tensor, rest: Tensor | None = None) -> Tensor:
 
 
 def check_rest(x: Tensor, rest: Tensor | None) -> None:
-    """UserError unless `rest` continues the table `x`: same kind of rows, no gradient, readable from x's device."""
+    """UserError unless `rest` continues `x`: the same kind of rows, no gradient, readable from x's device."""
     if rest is None:
         return
     if rest.shape[1:] != x.shape[1:] or rest.dtype != x.dtype:

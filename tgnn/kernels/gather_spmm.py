@@ -6,8 +6,8 @@
 `gather`. The gradient of the weight reads the table in the same way; a table that itself requires a gradient
 is gathered first.
 
-Example: edges 1 -> 0 and 2 -> 0, none into row 1, table = [[5], [7], [1], [2]], rows = [2, 3, 0]: the source rows
-are [[1], [2], [5]], sum [[7], [0]].
+Example: edges 1 -> 0 and 2 -> 0, none into row 1, table = [[5], [7], [1], [2]], rows = [2, 3, 0]: the source
+rows are [[1], [2], [5]], sum [[7], [0]].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gather_spmm(
     block: Block, table: Tensor, rows: Tensor, weight: Tensor | None = None, reduce: str = "sum",
     rest: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Aggregate table rows over in-edges; differentiable in `weight`, and in `table` unless there is a `rest`.
+    """Aggregate table rows over in-edges; differentiable in `weight`, and in `table` if there is no `rest`.
 
     Args:
         block: n_src sources, n_dst destinations, n_edges edges.
@@ -51,7 +51,8 @@ def gather_spmm(
 
 def _check(block: Block, table: Tensor, rows: Tensor, weight: Tensor | None, reduce: str) -> None:
     if reduce not in REDUCTIONS:
-        raise wrong("gather_spmm reduce", repr(reduce), f"one of {', '.join(REDUCTIONS)}", "choose one of these")
+        expected = f"one of {', '.join(REDUCTIONS)}"
+        raise wrong("gather_spmm reduce", repr(reduce), expected, "choose one of these")
     if table.dim() not in (2, 3) or not table.is_floating_point():
         got = f"{tuple(table.shape)} {table.dtype}"
         raise wrong("gather_spmm table", got, "[n, D] or [n, H, D] floating", "give one row per vertex")
@@ -59,12 +60,13 @@ def _check(block: Block, table: Tensor, rows: Tensor, weight: Tensor | None, red
         raise wrong("gather_spmm rows", tuple(rows.shape), (block.n_src,), "give one table row per source")
     if weight is not None and weight.shape != (block.n_edges, *table.shape[1:-1]):
         expected = (block.n_edges, *table.shape[1:-1])
-        raise wrong("gather_spmm weight", tuple(weight.shape), expected, "give one weight per edge (and head)")
+        do = "give one weight per edge (and head)"
+        raise wrong("gather_spmm weight", tuple(weight.shape), expected, do)
 
 
 def gather_spmm_torch(
     block: Block, table: Tensor, rows: Tensor, weight: Tensor | None = None, reduce: str = "sum",
     rest: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`gather_spmm` on torch's own operations, through a copy of the rows; the reference of the Triton path."""
+    """`gather_spmm` on torch's own operations, by way of a copy; the reference of the Triton path."""
     return spmm_torch(block, gather_torch(table, rows, rest), weight, reduce)

@@ -1,9 +1,9 @@
 """Triton kernel of gather: rows of a table in one memory, or in two.
 
 Launch: each program copies ROWS rows x BLOCK_D columns; every thread has several independent 128-bit loads in
-flight. Elements are copied as integers of their size, whatever their type. Of a two-tier table the rows beyond
-the prefix are read where they lie: on a GPU the rest is pinned host memory, which its threads read over the
-bus. The backward is a sum over sorted rows (`spmm_triton.sum_rows`).
+flight. Elements are copied as integers of their size, whatever their type. Of a two-tier table the rows
+beyond the prefix are read where they lie: on a GPU the rest is pinned host memory, which its threads read
+over the bus. The backward is a sum over sorted rows (`spmm_triton.sum_rows`).
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def _rows_of(x: Tensor, rows: Tensor, rest: Tensor | None) -> Tensor:
     kind = INTEGERS[x.element_size()]
     source = Source(dense_rows(x).view(kind), None if rest is None else dense_rows(rest).view(kind))
     width = source.table.shape[1]
-    config = config_of(GATHER, source.table, width)
+    spec = GATHER if rest is None else GATHER_TWO_TIER
+    config = config_of(spec, source.table, width)
     tiles = config.tiles
     launch(
-        GATHER if rest is None else GATHER_TWO_TIER, config,
+        spec, config,
         (-(-rows.numel() // tiles["ROWS"]), -(-width // tiles["BLOCK_D"])),
         source.table, source.rest, rows.contiguous(), dense_rows(out).view(kind),
         rows.numel(), source.n_prefix, WIDTH=width, **source.strides,
@@ -102,7 +103,8 @@ def _spec(name: str, two_tier: bool) -> KernelSpec:
         kind = INTEGERS[dtype.itemsize]
         names = {"table": kind, "rest": kind if two_tier else None, "rows": index, "out": kind}
         constexprs = ("WIDTH", "STRIDE", "REST_STRIDE", "ROWS", "BLOCK_D")
-        return {**pointers(names), "n_rows": "i32", "n_prefix": "i32", **dict.fromkeys(constexprs, "constexpr")}
+        scalars = {"n_rows": "i32", "n_prefix": "i32"}
+        return {**pointers(names), **scalars, **dict.fromkeys(constexprs, "constexpr")}
 
     def constants(width: int) -> dict[str, Any]:
         absent = {} if two_tier else {"rest": None}

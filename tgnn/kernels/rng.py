@@ -93,6 +93,16 @@ def below(bits: Tensor, bound: Tensor) -> Tensor:
     return high
 
 
+def below_wide(bits: Tensor, bound: Tensor) -> Tensor:
+    """`below` for an int64 bound in [1, 2^62)."""
+    word = 0xFFFFFFFF
+    high, low, bound_high, bound_low = (bits >> 32) & word, bits & word, bound >> 32, bound & word
+    # Products up to 2^64 wrap, but their bits are right, and the masks make the shifts logical ones.
+    cross, other = high * bound_low, low * bound_high
+    carry = (((low * bound_low) >> 32) & word) + (cross & word) + (other & word)
+    return high * bound_high + ((cross >> 32) & word) + ((other >> 32) & word) + (carry >> 32)
+
+
 def lanes(state: Tensor, width: int) -> Tensor:
     """`width` uniform signed 16-bit numbers for every state: int16 [n, width] from int64 [n].
 

@@ -2,8 +2,10 @@
 
 `uniform` without replacement draws a uniform K-subset by Floyd's algorithm (Bentley and Floyd, "A sample of
 brilliance", CACM 1987): for j = d-K .. d-1 draw t in [0, j]; take t, or j if t is taken already. With
-replacement each of K draws is uniform over the row. A row of at most K in-edges gives all of them (without
-replacement), K = -1 gives every row all of its in-edges, K = 0 none. Edges come in position order.
+replacement each of K draws is uniform over the row. `weighted` draws by edge weights (sample_weighted.py), LABOR
+keeps sources by numbers of their own, so that rows share them (labor.py). A row of at most K in-edges gives all
+of them (without replacement), K = -1 gives every row all of its in-edges, K = 0 none. Edges come in position
+order. Every decision compares integers.
 
 Example: a row with in-edges from 4, 5, 6 and K = -1: src [4, 5, 6], position [0, 1, 2].
 """
@@ -19,6 +21,8 @@ from torch import Tensor
 from tgnn.errors import wrong
 from tgnn.kernels import rng
 from tgnn.kernels.backend import choose
+from tgnn.kernels.labor import labor_candidates
+from tgnn.kernels.sample_weighted import DrawWeights, draw_by_weight
 
 
 @dataclass(eq=False)
@@ -36,8 +40,9 @@ class Sample:
 
 
 def sample_neighbors(
-    indptr: Tensor, indices: Tensor, rows: Tensor, ids: Tensor, fanout: int, key: int, replace: bool = False
-) -> Sample:
+    indptr: Tensor, indices: Tensor, rows: Tensor, ids: Tensor, fanout: int, key: int, replace: bool = False, *,
+    weights: DrawWeights | None = None, source_id: Tensor | None = None,
+) -> Sample:  # fmt: skip
     """Draw in-edges of `rows` (two device syncs).
 
     Args:
@@ -47,47 +52,68 @@ def sample_neighbors(
         fanout: K, or -1 for all in-edges (each once, whatever `replace` says).
         key: of this hop, from `rng.stream`.
         replace: draw with replacement.
+        weights: draw by the edges' weights; edges of weight 0 are never drawn, not by -1 either.
+        source_id [above every entry of indices]: original id by entry of `indices`, draws by LABOR-0: source u is
+            kept in a row of d in-edges where its number below 1 is under K / d. The sources' ids key the choice.
 
-    Raises: UserError for a fanout below -1. In-degrees must be below 2^31.
+    Raises: UserError for a fanout below -1, and for LABOR with replacement or weights. In-degrees must be below 2^31.
     """
     if fanout < -1:
         raise wrong("fanout", fanout, "a number of in-edges >= 0, or -1 for all", "correct the fanout")
-    choose("sample_neighbors", indptr, rows)
-    return sample_neighbors_torch(indptr, indices, rows, ids, fanout, key, replace)
+    if source_id is not None and (replace or weights is not None):
+        got = "replacement" if replace else "edge weights"
+        raise wrong("LABOR sampling", got, "neither replacement nor edge weights", "choose another sampler")
+    if choose("sample_neighbors", indptr, rows) == "triton":
+        from tgnn.kernels import sample_triton
+
+        sample = sample_triton.sample_neighbors_triton
+    else:
+        sample = sample_neighbors_torch
+    return sample(indptr, indices, rows, ids, fanout, key, replace, weights=weights, source_id=source_id)
 
 
 def sample_neighbors_torch(
-    indptr: Tensor, indices: Tensor, rows: Tensor, ids: Tensor, fanout: int, key: int, replace: bool = False
-) -> Sample:
+    indptr: Tensor, indices: Tensor, rows: Tensor, ids: Tensor, fanout: int, key: int, replace: bool = False, *,
+    weights: DrawWeights | None = None, source_id: Tensor | None = None,
+) -> Sample:  # fmt: skip
     """`sample_neighbors` on torch's own operations; the reference of the Triton path."""
     # index_select throughout: it is several times faster than indexing with brackets on a CPU.
     rows = rows.to(torch.int64)
     start = indptr.index_select(0, rows)
     degree = indptr.index_select(0, rows + 1) - start
-    if fanout == -1:
-        count = degree
-    elif replace:
-        count = torch.where(degree > 0, fanout, 0)
+    if source_id is not None and fanout != -1:
+        out, row, position = labor_candidates(indices, source_id, start, degree, fanout, key)
     else:
-        count = degree.clamp(max=fanout)
-    out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
-    torch.cumsum(count, 0, out=out[1:])
-    n_edges = int(out[-1])
-    row = torch.repeat_interleave(count, output_size=n_edges)
-    position = torch.arange(n_edges, device=rows.device)
-    position -= out.index_select(0, row)
-    if fanout > 0:
-        chosen = torch.nonzero(degree > 0 if replace else degree > fanout).view(-1)
-        draws = _with_replacement if replace else _floyd
-        picks = draws(rng.keyed(key, ids.index_select(0, chosen)), degree.index_select(0, chosen), fanout)
-        places = out.index_select(0, chosen)[:, None] + torch.arange(fanout, device=rows.device)
-        position.index_copy_(0, places.view(-1), picks.reshape(-1).to(torch.int64))
+        drawable = degree if weights is None else weights.drawable.index_select(0, rows)
+        count = how_many(drawable, fanout, replace)
+        out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
+        torch.cumsum(count, 0, out=out[1:])
+        row = torch.repeat_interleave(count, output_size=int(out[-1]))
+        position = torch.arange(row.numel(), device=rows.device)
+        position -= out.index_select(0, row)
+        chosen = torch.nonzero(count > 0 if replace and fanout != -1 else count < degree).view(-1)
+        first, states = out.index_select(0, chosen), rng.keyed(key, ids.index_select(0, chosen))
+        start_of, degree_of = start.index_select(0, chosen), degree.index_select(0, chosen)
+        if weights is not None:
+            count_of = count.index_select(0, chosen)
+            draw_by_weight(weights, start_of, degree_of, count_of, states, fanout, replace, first, position)
+        elif fanout > 0:
+            picks = (with_replacement if replace else floyd)(states, degree_of, fanout)
+            places = first[:, None] + torch.arange(fanout, device=rows.device)
+            position.index_copy_(0, places.view(-1), picks.reshape(-1).to(torch.int64))
     edge = start.index_select(0, row)
     edge += position
     return Sample(out, indices.index_select(0, edge), position, edge)
 
 
-def _floyd(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
+def how_many(drawable: Tensor, fanout: int, replace: bool) -> Tensor:
+    """How many edges each row of `drawable` [n] edges gives: int64 [n]."""
+    if fanout == -1:
+        return drawable
+    return torch.where(drawable > 0, fanout, 0) if replace else drawable.clamp(max=fanout)
+
+
+def floyd(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
     """A uniform `fanout`-subset of range(degree) per row, ascending: int32 [n, fanout]; degree > fanout."""
     # One column of draws at a time, draws outermost: each comparison then runs over contiguous memory.
     picks = torch.empty(fanout, state.numel(), dtype=torch.int32, device=state.device)
@@ -99,7 +125,7 @@ def _floyd(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
     return _sorted_columns(picks)
 
 
-def _with_replacement(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
+def with_replacement(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
     """`fanout` uniform draws of range(degree) per row, ascending: int32 [n, fanout]; every degree > 0."""
     draws = torch.arange(fanout, device=state.device)
     return _sorted_columns(rng.below(rng.draw(state, draws[:, None]), degree).to(torch.int32))

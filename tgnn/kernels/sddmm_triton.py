@@ -1,9 +1,9 @@
 """Triton kernels of sddmm: a dot product or a sum of the two ends of every edge.
 
 Launch: lanes as in `segment_triton`, so that a destination's row is read once for its edges and no list of
-destination rows is needed. `dot` steps over [EDGES, ROWS, BLOCK_D] elements, the columns across the threads of
-a warp; `add` over [ROWS, EDGES, BLOCK_D], the edges across the threads, as rows are only as wide as there are
-heads. Every edge is written once and nothing is left to add up.
+destination rows is needed. `dot` steps over [EDGES, ROWS, BLOCK_D] elements, the columns across the threads
+of a warp; `add` over [ROWS, EDGES, BLOCK_D], the edges across the threads, as rows are only as wide as there
+are heads. Every edge is written once and nothing is left to add up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tgnn.kernels.segment_triton import (
     launch,
     pointers,
     row_tile_configs,
-    wide_type,
 )
 from tgnn.kernels.spmm_triton import SCALARS, SIZES, sum_back, sum_rows
 from tgnn.kernels.tuning import Config, KernelSpec
@@ -121,11 +120,12 @@ def edge_dot(
     out = torch.empty(cut.n_edges, heads, dtype=out_type, device=dst.device)
     if width == 0:
         return out.zero_()
-    config = config_of(DOT, dst, width, cut.n_edges, cut.n_rows)
+    spec = DOT if winner is None else DOT_OF_WINNERS
+    config = config_of(spec, dst, width, cut.n_edges, cut.n_rows)
     rows = config.tiles["ROWS"]
     grid = (cut.programs(rows) if cut.n_edges else 0, heads)
     launch(
-        DOT, config, grid, block.indptr, block.indices.contiguous(), source.table, source.rest, source.rows,
+        spec, config, grid, block.indptr, block.indices.contiguous(), source.table, source.rest, source.rows,
         dst, winner, out,
         cut.n_rows, cut.n_edges, cut.row_tiles(rows), cut.search_steps, source.n_prefix,
         HEADS=heads, WIDTH=width, **source.strides, DST_STRIDE=dst.stride(0), MEAN=mean, PIECE=cut.piece,
@@ -134,7 +134,7 @@ def edge_dot(
 
 
 def edge_add(block: Block, dst: Tensor, src: Tensor) -> Tensor:
-    """Launch `edge_add_kernel` on contiguous dst [n_dst, H] and src [n_src, H]: [n_edges, H] in src's dtype."""
+    """Launch `edge_add_kernel` on contiguous dst [n_dst, H], src [n_src, H]: [n_edges, H] in src's dtype."""
     heads = src.shape[1]
     cut = Cut.of(block.indptr, block.n_edges)
     out = src.new_empty(cut.n_edges, heads)

@@ -1,16 +1,20 @@
 """Sums and extremes over the segments of a CSR: what the torch paths of the sparse ops are built of.
 
 Sums run through `embedding_bag`, which adds each segment in order (deterministic) without a [n_edges, D]
-temporary.
+temporary; a tuning table may name another of `SUM_STRATEGIES`.
 """
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tgnn.kernels.tuning import strategy
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 # Bound on the elements of a [edges, D] temporary where an op cannot do without one.
@@ -37,15 +41,58 @@ def bag_sum(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None =
         return table.new_zeros(segments, table.shape[1])
     if rows.numel() >= 1 << 31:  # embedding_bag wants offsets of the rows' type, and these pass 32 bits
         rows = rows.to(torch.int64)
+    degree = rows.numel() / max(1, segments)
+    chosen = strategy("bag_sum", table.device, table.dtype, table.shape[1], degree, tuple(SUM_STRATEGIES))
+    return SUM_STRATEGIES[chosen](table.contiguous(), rows.contiguous(), indptr, weight)
+
+
+def by_embedding_bag(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None) -> Tensor:
+    """`bag_sum` by `embedding_bag`: each segment in order, without a [E, D] temporary."""
     # embedding_bag adds half types in float32, but wants weights of the table's dtype: that would round them.
     wide = table if weight is None else widened(table)
     if weight is not None:
         weight = weight.to(wide.dtype).contiguous()
     out = F.embedding_bag(
-        rows.contiguous(), wide.contiguous(), indptr.to(rows.dtype), mode="sum", per_sample_weights=weight,
-        include_last_offset=True,
-    )  # fmt: skip
+        rows, wide, indptr.to(rows.dtype), mode="sum", per_sample_weights=weight, include_last_offset=True
+    )
     return out.to(table.dtype)
+
+
+def by_sparse_csr(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None) -> Tensor:
+    """`bag_sum` as a product of a sparse CSR matrix with the table."""
+    _silence_beta_warning()
+    wide = widened(table)
+    values = wide.new_ones(rows.numel()) if weight is None else weight.to(wide.dtype).contiguous()
+    shape = (indptr.numel() - 1, table.shape[0])
+    matrix = torch.sparse_csr_tensor(indptr.to(rows.dtype), rows, values, shape, check_invariants=False)
+    return (matrix @ wide).to(table.dtype)
+
+
+def by_segment_reduce(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None) -> Tensor:
+    """`bag_sum` by gathering the rows in bounded runs and reducing those segment by segment."""
+    wide = widened(table)
+    out = wide.new_empty(indptr.numel() - 1, table.shape[1])
+    for segments, edges in edge_chunks(indptr, table.shape[1]):
+        values = wide.index_select(0, rows[edges])
+        if weight is not None:
+            values *= weight[edges].to(wide.dtype)[:, None]
+        offsets = indptr[segments.start : segments.stop + 1] - edges.start
+        out[segments] = torch.segment_reduce(values, "sum", offsets=offsets, axis=0)
+    return out.to(table.dtype)
+
+
+# Which is fastest depends on the machine: the first, unless a tuning table names another.
+SUM_STRATEGIES = {
+    "embedding_bag": by_embedding_bag,
+    "sparse_csr": by_sparse_csr,
+    "segment_reduce": by_segment_reduce,
+}
+
+
+@cache
+def _silence_beta_warning() -> None:
+    """torch says at the first CSR matrix that these are in beta; a user of ours cannot act on that."""
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta", category=UserWarning)
 
 
 def segment_sum(values: Tensor, indptr: Tensor, order: Tensor | None = None) -> Tensor:
@@ -93,3 +140,26 @@ def row_chunks(indptr: Tensor, width: int) -> list[tuple[int, int]]:
 def edge_chunks(indptr: Tensor, width: int) -> list[tuple[slice, slice]]:
     """`row_chunks` as slices: (segments, their edges), device syncs as there."""
     return [(slice(a, b), slice(int(indptr[a]), int(indptr[b]))) for a, b in row_chunks(indptr, width)]
+
+
+def edge_slices(n_edges: int, device: torch.device, width: int) -> list[slice]:
+    """Slices of the edges whose [edges, width] temporaries stay in bounds, wherever segments begin."""
+    limit = chunk_limit(device, width)
+    return [slice(first, min(first + limit, n_edges)) for first in range(0, n_edges, limit)]
+
+
+def edge_runs(indptr: Tensor, n_edges: int, width: int) -> list[tuple[slice, slice, Tensor]]:
+    """`edge_slices` with the segments they meet, a long segment in several (one device sync).
+
+    Returns (segments, edges, ends): segment `segments.start + i` has edges ends[i] .. ends[i + 1] - 1 of the
+    slice, so that sums over slices add up to those over segments. Example: indptr = [0, 1, 4, 5], slices of
+    3 edges: segments 0 and 1 with ends [0, 1, 3], then 1 and 2 with ends [0, 1, 2].
+    """
+    slices = edge_slices(n_edges, indptr.device, width)
+    if not slices:
+        return []
+    stops = torch.tensor([[edges.start, edges.stop] for edges in slices], device=indptr.device)
+    first = torch.searchsorted(indptr, stops[:, 0].contiguous(), right=True) - 1
+    end = torch.searchsorted(indptr, stops[:, 1].contiguous())
+    bounds = zip(first.tolist(), end.tolist(), slices, strict=True)
+    return [(slice(a, b), e, indptr[a : b + 1].clamp(e.start, e.stop) - e.start) for a, b, e in bounds]

@@ -60,7 +60,7 @@ def row_holding(indptr, edge, n_rows, search_steps):
 
 @triton.jit
 def later_piece(indptr, window, n_rows, n_edges, search_steps, PIECE: tl.constexpr):
-    """The piece k >= 1 that starts in each of `window` (int64): (row, start, end of the row, whether there is one)."""
+    """The piece k >= 1 that starts in each of `window` (int64): (row, start, end of row, if there is one)."""
     first = window * PIECE
     inside = first < n_edges
     row = row_holding(indptr, tl.where(inside, first, 0), n_rows, search_steps)
@@ -72,7 +72,7 @@ def later_piece(indptr, window, n_rows, n_edges, search_steps, PIECE: tl.constex
 
 @triton.jit
 def lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE: tl.constexpr, ROWS: tl.constexpr):
-    """What the `ROWS` lanes of this program work on: (row, first edge, end, slot or -1, whether there is work)."""
+    """What the `ROWS` lanes of this program do: (row, first edge, end, slot or -1, if there is a row)."""
     tile = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, ROWS)
     if tile < n_row_tiles:
@@ -91,7 +91,7 @@ def lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE: tl.constexp
 
 @triton.jit
 def elements(table, rest, u, at, n_prefix, STRIDE: tl.constexpr, REST_STRIDE: tl.constexpr):
-    """[*u.shape, len(at)] pointers to columns `at` of row u [A, B] of `table`, or of `rest` from row n_prefix on."""
+    """[A, B, len(at)] pointers to columns `at` of row u [A, B] of `table`, from row n_prefix on of `rest`."""
     u = u.to(tl.int64)[:, :, None]
     at = at[None, None, :]
     place = table + u * STRIDE + at
@@ -194,14 +194,17 @@ def pointers(names: Mapping[str, torch.dtype | None]) -> dict[str, str]:
 
 
 def row_tile_configs(width: int, edges: int) -> tuple[Config, ...]:
-    """Tiles of ROWS x BLOCK_D per step with `edges` loads of each in flight, so that a warp is never wider than the tile.
+    """Tiles of ROWS x BLOCK_D per step, `edges` of them in flight; the warps are as many as fill one.
 
-    A lane of 128-bit loads has 4 floats: 32 of them span 128 columns. Narrower rows share a warp; wide rows get
-    a warp each, four to a program, so that programs are not too many.
+    A thread's 128-bit load is 4 floats, so a warp spans 128 columns. Narrower rows share a warp; wider ones
+    get warps of their own, four to a program, so that programs are not too many.
     """
     block_d = min(256, triton.next_power_of_2(max(1, width)))
     rows = {256: 2, 128: 4, 64: 4, 32: 4, 16: 8, 8: 16}.get(block_d, 32)
     warps = max(1, min(4, rows * block_d // 128))
+
+    if width % 4 and width > 2:
+        edges //= 2  # single elements and an address for each: more in flight would take too many registers
 
     def config(rows: int, edges: int, warps: int) -> Config:
         return Config({"ROWS": rows, "EDGES": edges, "BLOCK_D": block_d}, warps, 1)

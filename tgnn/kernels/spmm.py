@@ -21,7 +21,7 @@ from torch import Tensor
 from tgnn.errors import wrong
 from tgnn.kernels.backend import choose
 from tgnn.kernels.block import Block
-from tgnn.kernels.segment import bag_sum, chunk_limit, edge_chunks, segment_sum, widened
+from tgnn.kernels.segment import bag_sum, chunk_limit, edge_chunks, edge_slices, segment_sum, widened
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -94,7 +94,7 @@ def edge_dot(block: Block, dst: Tensor, src: Tensor) -> Tensor:
     """`out[e] = <dst[v], src[u]>` over the last axis for every edge; [E] or [E, H], at least float32."""
     wide = torch.float64 if dst.dtype == torch.float64 else torch.float32
     out = torch.empty(block.n_edges, *src.shape[1:-1], dtype=wide, device=src.device)
-    for _, edges in edge_chunks(block.indptr, prod(src.shape[1:])):
+    for edges in edge_slices(block.n_edges, src.device, prod(src.shape[1:])):
         product = src.index_select(0, block.indices[edges]).to(wide)
         product *= dst.index_select(0, block.dst_rows[edges])
         torch.sum(product, -1, out=out[edges])

@@ -26,8 +26,8 @@ from tgnn.kernels.segment_triton import (
     dense_rows,
     elements,
     lanes,
-    launch,
     later_piece,
+    launch,
     pointers,
     row_tile_configs,
     wide_type,
@@ -67,11 +67,12 @@ def spmm_extreme_kernel(
     MAXIMUM: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, EDGES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out[v, h, :] = max or min over e of row v of weight[e, h] * table[rows[u], h, :], u = indices[e]; 0 if none.
+    """out[v, h, :] = max or min over e of row v of weight[e, h] * table[rows[u], h, :], u = indices[e].
 
-    winner [n_rows, H * D]: the rank in its row of the edge that won. Arguments as in `spmm_sum_kernel`.
+    winner [n_rows, H * D]: the rank in its row of the edge that won. Rows without edges get 0 and no winner.
+    Arguments as in `spmm_sum_kernel`.
 
-    Example: indptr = [0, 2, 2], indices = [1, 2], table = [[1], [2], [5]]: max [[5], [0]], winners 1 and none.
+    Example: indptr = [0, 2, 2], indices = [1, 2], table = [[1], [2], [5]]: max [[5], [0]], winners 1, none.
     """
     TILES: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
     WIDE: tl.constexpr = scratch.dtype.element_ty
@@ -154,7 +155,7 @@ def spmm_extreme_backward_kernel(
 
     (indptr, indices, edge): the transposed block; row_start: the block's own indptr, from which ranks count.
 
-    Example: with the block of `spmm_extreme_kernel`, winner = [[1], [none]], grad = [[7], [9]]: out = [[0], [0], [7]].
+    Example: as in `spmm_extreme_kernel`, with grad = [[7], [9]]: out = [[0], [0], [7]].
     """
     TILES: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
     WIDE: tl.constexpr = scratch.dtype.element_ty
@@ -282,7 +283,8 @@ class _Extreme(torch.autograd.Function):
 
 
 def _forward_signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
-    names = {"indptr": torch.int64, "indices": index, "table": dtype, "rest": None, "rows": None, "weight": None}
+    names = {"indptr": torch.int64, "indices": index, "table": dtype}
+    names |= {"rest": None, "rows": None, "weight": None}
     names |= {"out": dtype, "winner": torch.int32, "scratch": wide_type(dtype), "scratch_rank": torch.int32}
     constexprs = ("HEADS", "WIDTH", "STRIDE", "REST_STRIDE", "MAXIMUM", "PIECE", "ROWS", "EDGES", "BLOCK_D")
     return {**pointers(names), **SCALARS, **dict.fromkeys(constexprs, "constexpr")}

@@ -23,8 +23,8 @@ from tgnn.kernels.segment_triton import (
     dense_rows,
     elements,
     lanes,
-    launch,
     later_piece,
+    launch,
     pointers,
     row_tile_configs,
     wide_type,
@@ -42,8 +42,9 @@ def spmm_sum_kernel(
     MEAN: tl.constexpr, PIECE: tl.constexpr,
     ROWS: tl.constexpr, EDGES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out[v, h, :] = sum over e of row v of weight[edge[e], h] * scale[u] * table[rows[u], h, :], u = indices[e].
+    """out[v, h, :] = sum over e of row v of weight[edge[e], h] * scale[u] * table[rows[u], h, :].
 
+    u = indices[e].
     Any of indices, rows, edge (identity), weight, scale (ones), rest (one-tier table) may be None. MEAN
     divides by the row's edges. Rows longer than PIECE leave parts in scratch for `spmm_finish_kernel`.
 
@@ -90,7 +91,7 @@ def spmm_finish_kernel(
     indptr, scratch, out, n_rows, n_edges, n_windows, search_steps,
     WIDTH: tl.constexpr, MEAN: tl.constexpr, PIECE: tl.constexpr, EDGES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts that the pieces of each longer row left in scratch: the window of its second piece does."""
+    """Add the parts that pieces left in scratch: the window of a longer row's second piece adds the row's."""
     window = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < WIDTH
@@ -111,8 +112,9 @@ def spmm_finish_kernel(
 
 
 def sum_rows(
-    indptr: Tensor, indices: Tensor | None, n_edges: int, source: Source, heads: int, out_type: torch.dtype, *,
-    weight: Tensor | None = None, edge: Tensor | None = None, scale: Tensor | None = None, mean: bool = False,
+    indptr: Tensor, indices: Tensor | None, n_edges: int, source: Source, heads: int, out_type: torch.dtype,
+    *, weight: Tensor | None = None, edge: Tensor | None = None, scale: Tensor | None = None,
+    mean: bool = False,
 ) -> Tensor:  # fmt: skip
     """Launch `spmm_sum_kernel`: [n_rows, width of the table] in `out_type`, contiguous.
 
@@ -126,7 +128,8 @@ def sum_rows(
     width = total_width // max(1, heads)
     if out.numel() == 0:
         return out
-    spec = SUM if weight is None else SUM_WEIGHTED
+    optional = {"rest": source.rest, "rows": source.rows, "weight": weight, "edge": edge, "scale": scale}
+    spec = spec_of(frozenset(name for name, tensor in optional.items() if tensor is not None), mean)
     config = config_of(spec, source.table, width, n_edges, cut.n_rows)
     rows = config.tiles["ROWS"]
     tiles = -(-width // config.tiles["BLOCK_D"])
@@ -223,26 +226,30 @@ class _Sum(torch.autograd.Function):
 SCALARS = {"n_rows": "i32", "n_edges": "i32", "n_row_tiles": "i32", "search_steps": "i32", "n_prefix": "i32"}
 
 
+# Types of the optional arguments; None for that of the table.
+OPTIONAL = {"rest": None, "rows": torch.int64, "weight": torch.float32}
+OPTIONAL |= {"edge": torch.int64, "scale": torch.float32}
+
+
 def _sum_spec(name: str, op: str, *given: str, mean: bool = False) -> KernelSpec:
     """The spec of `spmm_sum_kernel` with those of its optional arguments that are `given`."""
 
-    def type_of(argument: str, dtype: torch.dtype, index: torch.dtype) -> torch.dtype | None:
-        types = {"rest": dtype, "rows": torch.int64, "edge": torch.int64}
-        return types.get(argument, torch.float32) if argument in given else None
-
     def signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
-        optional = {name: type_of(name, dtype, index) for name in ("rest", "rows", "weight", "edge", "scale")}
+        optional = {name: (kind or dtype) if name in given else None for name, kind in OPTIONAL.items()}
         names = {"indptr": torch.int64, "indices": index, "table": dtype, **optional, "out": dtype}
         constexprs = ("HEADS", "WIDTH", "STRIDE", "REST_STRIDE", "MEAN", "PIECE", "ROWS", "EDGES", "BLOCK_D")
         constexprs = dict.fromkeys(constexprs, "constexpr")
         return {**pointers({**names, "scratch": wide_type(dtype)}), **SCALARS, **constexprs}
 
     def constants(width: int) -> dict[str, Any]:
-        absent = {name: None for name in ("rest", "rows", "weight", "edge", "scale") if name not in given}
         strides = {"STRIDE": width, "REST_STRIDE": width if "rest" in given else 0}
+        absent = {name: None for name in OPTIONAL if name not in given}
         return {"HEADS": 1, "WIDTH": width, **strides, "MEAN": mean, "PIECE": PIECE, **absent}
 
-    return KernelSpec(name, op, spmm_sum_kernel, signature, constants, lambda width: row_tile_configs(width, 8))
+    def configs(width: int) -> tuple[Config, ...]:
+        return row_tile_configs(width, 8)
+
+    return KernelSpec(name, op, spmm_sum_kernel, signature, constants, configs)
 
 
 def _finish_signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
@@ -252,13 +259,12 @@ def _finish_signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
 
 
 def finish_configs(width: int) -> tuple[Config, ...]:
-    """One program per long row: few, so all its threads go over the columns."""
+    """One program per long row and tile of columns; EDGES parts a step."""
     block_d = min(256, triton.next_power_of_2(max(1, width)))
-    return (Config({"EDGES": 8, "BLOCK_D": block_d}, max(1, min(4, block_d // 128)), 1),)
+    warps = max(1, block_d // 128)
+    return tuple(Config({"EDGES": edges, "BLOCK_D": block_d}, warps, 1) for edges in (4, 8, 2))
 
 
-SUM = _sum_spec("spmm_sum", "spmm")
-SUM_WEIGHTED = _sum_spec("spmm_sum_weighted", "spmm", "weight")
 FINISH = KernelSpec(
     "spmm_finish",
     "spmm",
@@ -267,13 +273,23 @@ FINISH = KernelSpec(
     lambda width: {"WIDTH": width, "MEAN": False, "PIECE": PIECE},
     finish_configs,
 )
-SPECS = (
-    SUM,
-    SUM_WEIGHTED,
-    _sum_spec("spmm_mean", "spmm", mean=True),
-    _sum_spec("spmm_mean_backward", "spmm", "scale"),
-    _sum_spec("spmm_sum_weighted_backward", "spmm", "weight", "edge"),
-    _sum_spec("gather_spmm", "gather_spmm", "rows"),
-    _sum_spec("gather_spmm_two_tier", "gather_spmm", "rows", "rest"),
-    FINISH,
-)
+# (optional arguments given, whether it is a mean) -> spec.
+SUMS = {
+    (frozenset(given), name.endswith("mean")): _sum_spec(name, op, *given, mean=name.endswith("mean"))
+    for name, op, given in (
+        ("spmm_sum", "spmm", ()),
+        ("spmm_mean", "spmm", ()),
+        ("spmm_sum_weighted", "spmm", ("weight",)),
+        ("spmm_sum_weighted_backward", "spmm", ("weight", "edge")),
+        ("spmm_mean_backward", "spmm", ("scale",)),
+        ("gather_spmm", "gather_spmm", ("rows",)),
+        ("gather_spmm_two_tier", "gather_spmm", ("rows", "rest")),
+    )
+}
+SPECS = (*SUMS.values(), FINISH)
+
+
+def spec_of(given: frozenset[str], mean: bool) -> KernelSpec:
+    """The spec to look up for a launch: the like of it, or else of the sum with or without weights."""
+    like = given & {"rows", "rest"} or given & {"weight"}
+    return SUMS.get((given, mean)) or SUMS[(like, False)]

@@ -19,7 +19,10 @@ SCAN_SLOTS_PER_ID = 32
 
 def unique(ids: Tensor) -> Tensor:
     """The distinct values of `ids` ([n], int32 or int64), ascending (one device sync)."""
-    choose("unique", ids)
+    if choose("unique", ids) == "triton":
+        from tgnn.kernels import unique_triton
+
+        return unique_triton.unique_triton(ids)
     return torch.unique(ids)
 
 
@@ -28,7 +31,7 @@ def position_in(sorted_ids: Tensor, ids: Tensor) -> Tensor:
     return torch.searchsorted(sorted_ids, ids)
 
 
-def _true_places(flag: Tensor) -> Tensor:
+def true_places(flag: Tensor) -> Tensor:
     """Where `flag` ([n] bool) is true, ascending: int64."""
     if flag.device.type == "cpu":  # a quarter of the time of torch's nonzero
         return torch.from_numpy(np.flatnonzero(flag.numpy()))
@@ -51,14 +54,18 @@ class DirectTable:
         Args: first [m], others [n], integer ids in range. Returns: [k] int64, the ids by number; `lookup` is
         the inverse until the next call (one device sync).
         """
-        choose("relabel", first, others)
-        first, others = first.to(torch.int64), others.to(torch.int64)
         flag = self._flag
+        scans = flag.numel() <= SCAN_SLOTS_PER_ID * others.numel()
+        if choose("relabel", first, others) == "triton":
+            from tgnn.kernels import unique_triton
+
+            return unique_triton.number_triton(self._slot, flag, first, others, scans)
+        first, others = first.to(torch.int64), others.to(torch.int64)
         # Others first, then first: the rest is what stays flagged, whichever thread wrote last.
         flag[others] = True
         flag[first] = False
-        if flag.numel() <= SCAN_SLOTS_PER_ID * others.numel():
-            rest = _true_places(flag)
+        if scans:
+            rest = true_places(flag)
         else:
             distinct = torch.unique(others)
             rest = distinct[flag[distinct]]

@@ -7,5 +7,17 @@ from tgnn.nn.layer import Layer, Rows
 from tgnn.nn.model import GNN
 from tgnn.nn.norm import SyncBatchNorm
 from tgnn.nn.sage import SAGEConv
+from tgnn.nn.transformer import TransformerConv
 
-__all__ = ["GATConv", "GATv2Conv", "GCNConv", "GINConv", "GNN", "Layer", "Rows", "SAGEConv", "SyncBatchNorm"]
+__all__ = [
+    "GATConv",
+    "GATv2Conv",
+    "GCNConv",
+    "GINConv",
+    "GNN",
+    "Layer",
+    "Rows",
+    "SAGEConv",
+    "SyncBatchNorm",
+    "TransformerConv",
+]

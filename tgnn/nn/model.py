@@ -27,6 +27,7 @@ from tgnn.nn.gin import GINConv
 from tgnn.nn.layer import Rows, as_layer
 from tgnn.nn.norm import NORMS, SyncBatchNorm, make_norm
 from tgnn.nn.sage import SAGEConv
+from tgnn.nn.transformer import TransformerConv
 from tgnn.parallel.comm import current
 from tgnn.parallel.exchange import start_exchange
 from tgnn.sampling.minibatch import MiniBatch
@@ -34,7 +35,8 @@ from tgnn.sampling.minibatch import MiniBatch
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu, "elu": F.elu, "gelu": F.gelu, "leaky_relu": F.leaky_relu, "tanh": torch.tanh, "none": lambda x: x,
 }  # fmt: skip
-MODELS = ("sage", "gcn", "gat", "gatv2", "gin")
+MODELS = ("sage", "gcn", "gat", "gatv2", "gin", "transformer")
+ATTENTION_LAYERS = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 
 
 class GNN(nn.Module):
@@ -81,7 +83,7 @@ class GNN(nn.Module):
         output_heads: int = 1, aggregator: str = "mean", dropout: float = 0.0, attention_dropout: float = 0.0,
         activation: str = "relu", norm: str = "none", residual: bool = False,
     ) -> GNN:  # fmt: skip
-        """A stack of one kind of layer: sage, gcn, gat, gatv2 or gin.
+        """A stack of one kind of layer: sage, gcn, gat, gatv2, gin or transformer.
 
         For attention models `hidden` is the width per head: hidden layers join `heads`, the last averages
         `output_heads`. Weights come from torch's global generator.
@@ -93,8 +95,8 @@ class GNN(nn.Module):
         for number in range(layers):
             last = number == layers - 1
             out = out_features if last else hidden
-            if model in ("gat", "gatv2"):
-                kind = GATConv if model == "gat" else GATv2Conv
+            if model in ATTENTION_LAYERS:
+                kind = ATTENTION_LAYERS[model]
                 count = output_heads if last else heads
                 stack.append(kind(width, out, count, attention_dropout=attention_dropout, concat=not last))
             elif model == "sage":

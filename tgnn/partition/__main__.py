@@ -56,16 +56,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "parts": options.parts,
         "seed": options.seed,
     }
-    store = write_store(
-        dataset,
-        part_of,
-        path,
-        made_how,
-        found,
-        progress=True,
-        num_parts=options.parts,
-        overwrite=options.overwrite,
-    )
+    try:
+        store = write_store(
+            dataset,
+            part_of,
+            path,
+            made_how,
+            found,
+            progress=True,
+            num_parts=options.parts,
+            overwrite=options.overwrite,
+        )
+    except OSError as error:
+        raise wrong(
+            "--out", f"{path} ({error.strerror})", "a folder that can be written", "choose another path"
+        ) from error
     sizes = f"{graph.num_vertices:,} vertices, {graph.num_edges:,} in-edges"
     print(f"{dataset.name}: {sizes}, {options.parts} parts")
     print(format_report(found))

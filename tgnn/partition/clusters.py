@@ -13,7 +13,9 @@ import scipy.sparse as sp
 from tgnn.partition.balance import Requests, loads
 from tgnn.partition.undirected import contract, membership, row_pieces
 
-ROUNDS = 4
+# Rounds end when fewer than this share of the vertices still moves.
+ROUNDS, SETTLED = 8, 0.05
+# Where more clusters than this share of the vertices are left, small ones are packed together.
 SLOW = 0.6
 
 
@@ -47,7 +49,7 @@ def cluster(
         accepted = movers[Requests(wish[movers], gain[movers]).within(weights[:, movers], room)]
         label[accepted] = wish[accepted]
         label, count = compact(label)
-        if len(accepted) < n // 200 + 1:
+        if len(accepted) <= SETTLED * n:
             break
     if count > SLOW * n:
         label, count = _pack(matrix, label, count, weights, caps, group, anywhere=count > 0.95 * n)

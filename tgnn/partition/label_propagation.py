@@ -38,7 +38,8 @@ COARSE_ROUNDS = 40
 
 
 class Problem(NamedTuple):
-    """What is cut: an undirected graph, its constraints [k, n], their caps [k] in a part, the number of parts.
+    """What is cut: an undirected graph, its constraints [k, n], their caps [k] in a part, the number of
+    parts.
 
     `step` is called whenever a level is done.
     """

@@ -29,6 +29,7 @@ SPLITS = ("train", "val", "test")
 
 
 def part_folder(part: int) -> str:
+    """Name of a part's folder inside the store."""
     return f"part-{part:04d}"
 
 

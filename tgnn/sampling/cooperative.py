@@ -26,9 +26,10 @@ class CooperativeSampler(NeighborSampler):
     """
 
     def __init__(
-        self, topology: Topology, comm: Comm, *, replace: bool = False, seed: int = 0, stage: Stage = no_stage
-    ) -> None:
-        super().__init__(topology, replace=replace, seed=seed, stage=stage)
+        self, topology: Topology, comm: Comm, *, sampler: str = "uniform", replace: bool = False, seed: int = 0,
+        stage: Stage = no_stage,
+    ) -> None:  # fmt: skip
+        super().__init__(topology, sampler=sampler, replace=replace, seed=seed, stage=stage)
         self.comm = comm
         self._offsets = torch.tensor(topology.offsets, device=topology.indices.device)
 

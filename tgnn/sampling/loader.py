@@ -17,6 +17,7 @@ from tgnn.sampling.cooperative import CooperativeSampler
 from tgnn.sampling.features import open_columns
 from tgnn.sampling.minibatch import MiniBatch, Stage, no_stage
 from tgnn.sampling.neighbor import Hop, NeighborSampler
+from tgnn.sampling.samplers import check_sampler, uses_sources
 from tgnn.sampling.topology import Topology
 
 MODES = ("split", "data")
@@ -32,8 +33,8 @@ class Loader:
 
     def __init__(
         self, store: Store, fanouts: Sequence[int], batch_size: int = 1024, *, split: str = "train",
-        parallel: str = "split", replace: bool = False, shuffle: bool = True, seed: int = 0, prefetch: int = 1,
-        comm: Comm | None = None, stage: Stage = no_stage,
+        parallel: str = "split", sampler: str = "uniform", replace: bool = False, shuffle: bool = True, seed: int = 0,
+        prefetch: int = 1, comm: Comm | None = None, stage: Stage = no_stage,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -42,6 +43,8 @@ class Loader:
             batch_size: global, seeds per step over all ranks.
             split: `train`, `val` or `test`.
             parallel: `split` or `data`.
+            sampler: how in-edges are drawn: `uniform`, `labor`, `labor-dependent` or `weighted`; see NeighborSampler.
+                A block keeps the weights of the edges that `weighted` draws, so layers that use weights do so.
             replace: draw in-edges with replacement.
             shuffle: permute the seeds anew each epoch; else they come in order of original id.
             prefetch: batches prepared ahead of the one that is handed out.
@@ -52,15 +55,17 @@ class Loader:
         self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = parallel, shuffle, seed, prefetch, stage
         self.epoch = 0
         self._check()
+        check_sampler(sampler, replace, store.has_edge_weight)
         store.require_parts(self.comm.ranks)
         rank, device = self.comm.rank, self.comm.device
+        drawing = {"sampler": sampler, "replace": replace, "seed": seed, "stage": stage}
         if parallel == "split":
-            self.topology = Topology.of_part(store, rank, device)
-            self.sampler = CooperativeSampler(self.topology, self.comm, replace=replace, seed=seed, stage=stage)
+            self.topology = Topology.of_part(store, rank, device, source_ids=uses_sources(sampler))
+            self.sampler = CooperativeSampler(self.topology, self.comm, **drawing)
             self._exchange_comm, parts = self.comm, [rank]
         else:
             self.topology = Topology.of_whole(store, device)
-            self.sampler = NeighborSampler(self.topology, replace=replace, seed=seed, stage=stage)
+            self.sampler = NeighborSampler(self.topology, **drawing)
             self._exchange_comm, parts = Comm(device=device), list(range(store.num_parts))
         self._features, self._labels = open_columns(store, parts)
         self._seed_ids, self._seed_new = seeds_of(store, split)

@@ -21,7 +21,8 @@ class Topology:
 
     indptr [n + 1] int64; indices [E]: new ids of the sources, rows in position order; original_id [n] int64;
     degree_out [N] int32 or int64 by new id: out-degrees in the full graph, also of vertices that others own;
-    edge_weight [E] float32 or None; offsets: first new id of every part and N at the end.
+    edge_weight [E] float32 or None; offsets: first new id of every part and N at the end; source_id [N] int64: original
+    ids by new id, also of vertices that others own, None where they were not asked for.
     """
 
     first: int
@@ -32,6 +33,7 @@ class Topology:
     degree_out: Tensor
     edge_weight: Tensor | None
     offsets: tuple[int, ...]
+    source_id: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -39,16 +41,24 @@ class Topology:
         return self.end - self.first
 
     @classmethod
-    def of_part(cls, store: Store, part: int, device: torch.device | str = "cpu") -> Topology:
-        """What the owner of `part` can sample: its own vertices' in-edges."""
+    def of_part(
+        cls, store: Store, part: int, device: torch.device | str = "cpu", *, source_ids: bool = False
+    ) -> Topology:
+        """What the owner of `part` can sample: its own vertices' in-edges; with `source_ids` all original ids too."""
         mine = store.part(part)
         offsets = _offsets(store)
-        return cls._make(offsets[part], offsets[part + 1], [mine], store, device)
+        made = cls._make(offsets[part], offsets[part + 1], [mine], store, device)
+        if source_ids:
+            parts = range(store.num_parts)
+            made.source_id = _tensor([store.part(number).original_id for number in parts], device)
+        return made
 
     @classmethod
     def of_whole(cls, store: Store, device: torch.device | str = "cpu") -> Topology:
         """The whole graph, its parts one after the other."""
-        return cls._make(0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device)
+        made = cls._make(0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device)
+        made.source_id = made.original_id
+        return made
 
     @classmethod
     def _make(cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str) -> Topology:

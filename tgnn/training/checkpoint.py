@@ -134,10 +134,13 @@ class CheckpointState:
         return cls(**state)
 
     def check_dataset(self, fingerprint: Mapping[str, Any]) -> None:
-        """Refuse to go on with other data than this state was trained on: UserError naming the difference."""
+        """Refuse to go on with other data than this state was trained on: UserError naming the difference.
+
+        The name may differ: a file that was moved or renamed is the same data.
+        """
         for key, before in self.dataset.items():
             now = fingerprint.get(key)
-            if now != before:
+            if now != before and key != "name":
                 raise wrong(
                     f"the dataset's {key.replace('_', ' ')}",
                     now,
@@ -147,8 +150,8 @@ class CheckpointState:
 
 
 def dataset_fingerprint(store: Any) -> dict[str, Any]:
-    """What tells one dataset from another, whatever its partitioning: name, sizes, task of a store or
-    dataset.
+    """What tells one dataset from another, whatever its partitioning: name, sizes, task of a store or a
+    Dataset.
     """
     names = ("name", "num_vertices", "num_edges", "num_features", "num_classes", "task")
     return {name: getattr(store, name) for name in names}

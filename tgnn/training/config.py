@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from tgnn.data.options import DataOptions
 from tgnn.errors import warn_once, wrong
 from tgnn.partition.store import Store
+from tgnn.sampling.samplers import SAMPLERS, check_sampler
 from tgnn.training import flags
 from tgnn.training.flags import flag_of, option
 from tgnn.training.prepare import is_store
@@ -35,7 +36,7 @@ RUN_FORMAT = 1
 CONFIG_FILE, METRICS_FILE, SUMMARY_FILE = "config.json", "metrics.jsonl", "summary.json"
 LAST_FILE, BEST_FILE = "last.pt", "best.pt"
 
-_ATTENTION_MODELS = ("gat", "gatv2")
+_ATTENTION_MODELS = ("gat", "gatv2", "transformer")
 
 
 def parse_fanouts(text: str) -> tuple[int, ...]:
@@ -56,7 +57,7 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
 class TrainConfig:
     """Every option of a training run; checks itself, raising UserError that names the flag."""
 
-    model: str = option("sage", "the layer", choices=("sage", "gcn", "gat", "gatv2", "gin"))
+    model: str = option("sage", "the layer", choices=("sage", "gcn", "gat", "gatv2", "gin", "transformer"))
     aggregator: str = option("mean", "how sage reduces neighbours", choices=("mean", "max", "pool"))
     hidden: int = option(64, "width of the hidden layers; per head for attention models")
     heads: int = option(4, "attention heads of the hidden layers")
@@ -72,7 +73,11 @@ class TrainConfig:
         (10, 10), "in-edges drawn per vertex, one number per layer, seeds outward; -1 or all: every in-edge",
         parse=parse_fanouts,
     )  # fmt: skip
-    sampler: str = option("uniform", "how in-edges are drawn", choices=("uniform",))
+    sampler: str = option(
+        "uniform", "how in-edges are drawn: by LABOR, sources are shared and fanouts are averages; labor-dependent also "
+        "shares them between layers; weighted: by edge weight",
+        choices=SAMPLERS,
+    )  # fmt: skip
     replace: bool = option(False, "draw in-edges with replacement")
     batch_size: int = option(1024, "seeds per step over all ranks")
     epochs: int = option(20, "passes over the training vertices", resumable=True)
@@ -126,6 +131,7 @@ class TrainConfig:
             if value is not None and not holds(value):
                 shown = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
                 raise wrong(flag_of(name), shown, expected, f"write for example {_example(name)}")
+        check_sampler(self.sampler, self.replace)
         if self.norm == "batch" and self.parallel == "data":
             raise wrong(
                 "--norm",

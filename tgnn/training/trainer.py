@@ -24,6 +24,7 @@ from tgnn.parallel.exchange import all_reduce_gradients
 from tgnn.partition.store import Store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
+from tgnn.sampling.samplers import check_sampler
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
 from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, TrainConfig
 from tgnn.training.inference import LayerwiseInference, autocast
@@ -76,8 +77,8 @@ class Trainer:
         set_backend(config.backend)
         self.dtype, self.clock = DTYPES[config.dtype], StageClock()
         self.loader = Loader(
-            store, config.fanouts, config.batch_size, parallel=config.parallel, replace=config.replace,
-            seed=config.seed, prefetch=config.prefetch, stage=self.clock.stage,
+            store, config.fanouts, config.batch_size, parallel=config.parallel, sampler=config.sampler,
+            replace=config.replace, seed=config.seed, prefetch=config.prefetch, stage=self.clock.stage,
         )  # fmt: skip
         self.inference = LayerwiseInference(store, chunk_edges=config.inference_edges, dtype=self.dtype)
         self.model = build_model(config, store).to(self.comm.device)
@@ -291,6 +292,8 @@ def check_run(data: Store | Dataset, config: TrainConfig) -> str:
     if len(train) == 0:
         what, do = f"training on {data.name}", "give one, for example --split random:20,30"
         raise wrong(what, "no training vertices", "a split", do)
+    weighted = data.has_edge_weight if isinstance(data, Store) else data.graph.edge_weight is not None
+    check_sampler(config.sampler, config.replace, weighted)
     with use_backend(config.backend):
         return check_metric(config.metric, data.task, data.num_classes)
 
