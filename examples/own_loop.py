@@ -42,7 +42,7 @@ def main() -> None:
     source, destination = torch.randint(2000, (2, 60_000))
     kept = (y[source] == y[destination]) | (torch.rand(60_000) < 0.05)
     edge_index = torch.stack([source, destination])[:, kept]
-    x = torch.cat([one_hot(y, 4) + 2 * torch.randn(2000, 4), torch.randn(2000, 12)], dim=1)
+    x = torch.cat([one_hot(y, 4) + 1.5 * torch.randn(2000, 4), torch.randn(2000, 12)], dim=1)
 
     graph = tgnn.Graph.from_edge_index(edge_index, num_vertices=2000)
     dataset = tgnn.Dataset("my graph", graph, x, y, train=torch.arange(1000))

@@ -3,8 +3,9 @@
     python -m tgnn.export runs/cora-gcn-1 --to dgl --out served --verify      # where tgnn is
     python serve_with_dgl.py served cora.npz                                  # where DGL is
 
-The data are read as published, and prepared by the exported folder's own `prepare`; `tgnn.data.save_npz(dataset, path)`
-writes such a file: `indptr` and `indices` of the in-edges, `x`, `y`, and ids of `test` vertices.
+The data are read as published, and prepared by the exported folder's own `prepare`;
+`tgnn.data.save_npz(dataset, path)` writes such a file: `indptr` and `indices` of the in-edges, `x`, `y`, and
+ids of `test` vertices.
 """
 
 import sys

@@ -112,7 +112,7 @@ def run_inference(folder: Path) -> None:
     for name in MODELS:
         for dtype, chunks in CHUNKS.items():
             model = make_model(name).to(dtype)
-            for chunk in chunks:
+            for chunk in chunks[-2:] if comm.ranks > 2 else chunks:
                 seen[name, dtype, chunk] = predict(model, hub, chunk_edges=chunk)
             assert model.training
             seen[name, dtype, "batch"] = full_fanout(model.eval(), hub, dtype)
@@ -201,7 +201,7 @@ def test_inference_equals_full_fanout_batches(seen: Any, ranks: int, name: str, 
 def test_a24_chunks_and_ranks_change_nothing(seen: Any, ranks: int, name: str):
     for dtype, chunks in CHUNKS.items():
         expected = seen(1)[0][name, dtype, 1000]
-        for chunk in chunks:
+        for chunk in chunks[-2:] if ranks > 2 else chunks:
             near(seen(ranks)[0][name, dtype, chunk], expected, 1e-6, f"chunks of {chunk}")
             assert [one[name, dtype, chunk] for one in seen(ranks)[1:]] == [None] * (ranks - 1)
 

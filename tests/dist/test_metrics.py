@@ -138,7 +138,7 @@ def test_a17_a19_predictions_are_in_the_users_order_and_count_once(
     save_npz(identity_dataset(), tmp_path / "small.npz")
     out, data = tmp_path / "scores.npy", tmp_path / "small.npz"
     assert predict([str(ran / "a17-1"), "--data", str(data), "--ranks", str(ranks), "--out", str(out)]) == 0
-    np.testing.assert_array_equal(np.load(out), np.eye(N, dtype=np.float32))
+    np.testing.assert_allclose(np.load(out), np.eye(N, dtype=np.float32), rtol=0, atol=1e-20)
     printed = capfd.readouterr().out
     assert "test 0.2000" in printed and "train 1.0000" in printed
     (store,) = (tmp_path / "cache").iterdir()

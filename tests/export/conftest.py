@@ -1,4 +1,6 @@
-"""What the tests of export share: the graph they run on, the models, and the frameworks where they can be imported."""
+"""What the tests of export share: the graph they run on, the models, and the frameworks where they can be
+imported.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def imported(framework: Framework) -> types.ModuleType:
 
 @pytest.fixture
 def dgl() -> types.ModuleType:
-    """DGL, imported beside a newer setuptools where it must be; tests that need it skip, saying why, without it."""
+    """DGL, imported beside a newer setuptools where it must be; tests that need it skip, saying why, without
+    it.
+    """
     return imported(DGL)
 
 
@@ -77,7 +81,10 @@ def example() -> Example:
 
 
 LAYERS = {
-    **{f"sage-{name}": (lambda i, o, last, name=name: SAGEConv(i, o, name)) for name in ("mean", "max", "pool", "gcn")},
+    "sage-mean": lambda i, o, last: SAGEConv(i, o, "mean"),
+    "sage-max": lambda i, o, last: SAGEConv(i, o, "max"),
+    "sage-pool": lambda i, o, last: SAGEConv(i, o, "pool"),
+    "sage-gcn": lambda i, o, last: SAGEConv(i, o, "gcn"),
     "sage-mean-no-bias": lambda i, o, last: SAGEConv(i, o, "mean", bias=False),
     "sage-gcn-no-bias": lambda i, o, last: SAGEConv(i, o, "gcn", bias=False),
     "gcn": lambda i, o, last: GCNConv(i, o),
@@ -100,7 +107,9 @@ IN, HIDDEN, OUT = 9, 6, 7
 
 
 def make_model(layer: str, stack: str = "plain", dtype: torch.dtype = torch.float32, depth: int = 3) -> GNN:
-    """A model of one kind of layer with random weights everywhere: biases, norms and running statistics too."""
+    """A model of one kind of layer with random weights everywhere: biases, norms and running statistics
+    too.
+    """
     torch.manual_seed(11)
     layers, width = [], IN
     for number in range(depth):
@@ -112,5 +121,7 @@ def make_model(layer: str, stack: str = "plain", dtype: torch.dtype = torch.floa
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if value.is_floating_point():
-                value.copy_(torch.rand_like(value) + 0.5 if "running_var" in name else torch.randn_like(value) * 0.5)
+                value.copy_(
+                    torch.rand_like(value) + 0.5 if "running_var" in name else torch.randn_like(value) * 0.5
+                )
     return model.to(dtype).eval()

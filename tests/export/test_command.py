@@ -1,4 +1,6 @@
-"""`python -m tgnn.export`: what it writes, what it verifies, and what it refuses without leaving anything behind."""
+"""`python -m tgnn.export`: what it writes, what it verifies, and what it refuses without leaving anything
+behind.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,12 @@ from tgnn.data.options import DataOptions
 from tgnn.errors import run_command
 from tgnn.export import folder as folder_module
 from tgnn.export.__main__ import main, trained_model
-from tgnn.export.clean_run import add_setuptools_extern
 from tgnn.export.verify import judge, whole_graph
 from tgnn.training import checkpoint
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
 from tgnn.training.config import Resolved, TrainConfig, read_run
 from tgnn.training.metrics import RunLog
-from tgnn.training.prepare import prepare_store
+from tgnn.training.prepare import prepare
 from tgnn.training.trainer import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,15 +42,19 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def make_run(tmp_path, example):
-    """A function that writes a run directory as training does, its weights random: (model, weighted, ...) -> path."""
+    """A function that writes a run directory as training does, its weights random: (model, weighted, ...) ->
+    path.
+    """
 
-    def make(model: str = "gcn", weighted: bool = False, options: DataOptions = OPTIONS, **more: object) -> Path:
+    def make(
+        model: str = "gcn", weighted: bool = False, options: DataOptions = OPTIONS, **more: object
+    ) -> Path:
         data = tmp_path / "data.npz"
         save_npz(dataset_of(example, weighted), data)
         more = {"dropout": 0.5, "ranks": 1, "device": "cpu", **more}
         config = TrainConfig(model=model, hidden=6, heads=2, output_heads=2, fanouts=(-1, -1), **more)
         resolved = Resolved(str(data), config, options, frozenset())
-        store = prepare_store(str(data), 1, data_options=options)
+        store = prepare(str(data), 1, data_options=options)
         trained = build_model(config, store)
         torch.manual_seed(4)
         with torch.no_grad():
@@ -59,7 +64,9 @@ def make_run(tmp_path, example):
         run.mkdir(exist_ok=True)
         log = RunLog(run)
         log.write_config(resolved.record())
-        log.append({"epoch": 3, "metric": "accuracy", "train_acc": 1.0, "val_acc": 0.5, "test_acc": 0.25, "ranks": 1})
+        log.append(
+            {"epoch": 3, "metric": "accuracy", "train_acc": 1.0, "val_acc": 0.5, "test_acc": 0.25, "ranks": 1}
+        )
         state = CheckpointState(
             model=trained.state_dict(), optimizer={}, epoch=4, config=resolved.record(),
             dataset=dataset_fingerprint(store),
@@ -104,11 +111,17 @@ def test_the_folder(make_run, tmp_path, to: str, model: str):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     weights = torch.load(out / "weights.pt", weights_only=True)
     trained = CheckpointState.load(run / "best.pt").model
-    assert sorted(value.numel() for value in weights.values()) == sorted(value.numel() for value in trained.values())
+    assert sorted(value.numel() for value in weights.values()) == sorted(
+        value.numel() for value in trained.values()
+    )
     config = json.loads((out / "config.json").read_text())
-    assert config["framework"] == {
-        "dgl": {"name": "dgl", "versions": "1.1 to 2.4"}, "pyg": {"name": "torch_geometric", "versions": "2.5 to 2.8"},
-    }[to]  # fmt: skip
+    assert (
+        config["framework"]
+        == {
+            "dgl": {"name": "dgl", "versions": "1.1 to 2.4"},
+            "pyg": {"name": "torch_geometric", "versions": "2.5 to 2.8"},
+        }[to]
+    )
     assert config["input"] == {"features": 5, "edge_weight": False}
     assert config["output"]["classes"] == 3
     assert config["graph"]["prepare"] == ["add_reverse_edges", "add_self_loops", "normalise_rows"]
@@ -147,7 +160,10 @@ def test_an_existing_folder(make_run, tmp_path, capsys):
         (lambda run: (run / "best.pt").unlink(), "no file"),
         (lambda run: (run / "best.pt").write_bytes((run / "best.pt").read_bytes()[:500]), "a damaged file"),
         (lambda run: torch.save({"weights": torch.ones(2)}, run / "best.pt"), "of another kind"),
-        (lambda run: torch.save({"kind": checkpoint.KIND, "format": 0, "state": {}}, run / "best.pt"), "format 0"),
+        (
+            lambda run: torch.save({"kind": checkpoint.KIND, "format": 0, "state": {}}, run / "best.pt"),
+            "format 0",
+        ),
         (lambda run: rewrite(run, dataset={"num_features": 5}), "no num_classes"),
         (lambda run: rewrite(run, dataset={"num_features": 9, "num_classes": 3}), "weights of another model"),
         (lambda run: (run / "config.json").unlink(), "no readable config.json"),
@@ -172,7 +188,7 @@ def rewrite(run: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ({"absent": "ModuleNotFoundError: No module named 'dgl'"}, "No module named 'dgl'"),
+        ({"absent": "ModuleNotFoundError: no dgl"}, "no dgl"),
         ({"version": "0.9.1", "torch": "1.13"}, "version 0.9.1, expected version 1.1 to 2.4"),
         ({"version": "2.10.0", "torch": "2.4"}, "version 2.10.0"),
     ],
@@ -246,13 +262,13 @@ def test_judge():
     ours = np.array([[1.0, -4.0]], np.float32)
     assert judge(ours, ours + np.float32(3e-4), versions).good
     assert not judge(ours, ours + np.float32(5e-4), versions).good
-    assert not judge(ours.astype(np.float64), ours + 1e-8, versions).good
+    assert not judge(ours.astype(np.float64), ours.astype(np.float64) + 1e-8, versions).good
     assert not judge(ours, np.full_like(ours, np.nan), versions).good
 
 
 def test_the_whole_graph_of_a_store(tmp_path, example):
     dataset = dataset_of(example, weighted=True)
-    arrays = whole_graph(prepare_store(dataset, 3))
+    arrays = whole_graph(prepare(dataset, 3))
     graph = Graph.from_edge_index(arrays["edge_index"], example.num_vertices, arrays["edge_weight"])
     for name in ("indptr", "indices", "edge_weight"):
         np.testing.assert_array_equal(getattr(graph, name), getattr(dataset.graph, name))
@@ -262,27 +278,33 @@ def test_the_whole_graph_of_a_store(tmp_path, example):
 def test_setuptools_extern():
     pytest.importorskip("packaging")
     pytest.importorskip("setuptools")
-    code = "import clean_run; clean_run.add_setuptools_extern(); from setuptools.extern.packaging import version; "
-    code += "from setuptools.extern import packaging; print(version.parse('1.10') > version.parse('1.9'))"
-    # The folder holds a dgl.py, so it comes last.
-    place = f"import sys; sys.path.append({str(ROOT / 'tgnn' / 'export')!r}); "
-    done = subprocess.run([sys.executable, "-c", place + code], capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
-    assert callable(add_setuptools_extern)
+    code = (
+        "from tgnn.export.clean_run import add_setuptools_extern as add; add(); add(); "
+        "from setuptools.extern import packaging; from setuptools.extern.packaging import version; "
+        "print(packaging.version is version, version.parse('1.10') > version.parse('1.9'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split()[-1:] == ["True"], done.stderr
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_serving_without_tgnn(dgl, make_run, tmp_path, model: str):
     run, out = make_run(model), tmp_path / "out"
     assert main([str(run), "--to", "dgl", "--out", str(out)]) == 0
-    code = "import sys, runpy; sys.modules['tgnn'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    code = (
+        "import sys, runpy; sys.modules['tgnn'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    )
     script = ROOT / "examples" / "serve_with_dgl.py"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(script), str(out), str(tmp_path / "data.npz")], capture_output=True, text=True
+        [sys.executable, "-c", code, str(script), str(out), str(tmp_path / "data.npz")],
+        capture_output=True,
+        text=True,
     )
     resolved, state = read_run(run), CheckpointState.load(run / "best.pt")
     dataset = load(resolved.source, resolved.data_options)
-    example = Example(torch.from_numpy(dataset.graph.edge_index()), torch.ones(dataset.graph.num_edges), len(dataset.x))
+    example = Example(
+        torch.from_numpy(dataset.graph.edge_index()), torch.ones(dataset.graph.num_edges), len(dataset.x)
+    )
     logits = example.ours(trained_model(resolved, state, run), torch.from_numpy(dataset.x))
     right = (logits.argmax(1).numpy() == dataset.y)[dataset.test].mean()
     assert done.stdout.strip().splitlines()[-1:] == [f"test accuracy {right:.4f}"], done.stderr

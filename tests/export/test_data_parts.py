@@ -30,9 +30,10 @@ def same_graph(edges: torch.Tensor, weight: torch.Tensor | None, expected: Graph
         assert expected.edge_weight is None
         return
     # Weights of parallel edges may change places with each other.
-    for one, other in ((got, expected),):
-        order = [np.lexsort((g.edge_weight, g.indices, g.destinations())) for g in (one, other)]
-        np.testing.assert_allclose(one.edge_weight[order[0]], other.edge_weight[order[1]], rtol=1e-6)
+    weights = [
+        g.edge_weight[np.lexsort((g.edge_weight, g.indices, g.destinations()))] for g in (got, expected)
+    ]
+    np.testing.assert_allclose(*weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

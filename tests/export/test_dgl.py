@@ -1,4 +1,6 @@
-"""Our models and DGL's: same outputs, gradients and weights, on a graph with isolated and zero-in-degree vertices."""
+"""Our models and DGL's: same outputs, gradients and weights, on a graph with isolated and zero-in-degree
+vertices.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from tgnn.export import from_dgl, to_dgl
 from tgnn.nn.gat import GATConv
 from tgnn.nn.model import GNN
 from tgnn.nn.sage import SAGEConv
+
 
 def graph_of(dgl, example: Example):
     return dgl.graph((example.edges[0], example.edges[1]), num_nodes=example.num_vertices)
@@ -46,7 +49,9 @@ def test_edge_weights(dgl, example, layer: str):
         theirs(graph_of(dgl, example), x)
 
 
-@pytest.mark.parametrize("layer", ["sage-mean", "sage-max", "sage-pool", "sage-gcn", "gcn", "gat", "gatv2", "gin"])
+@pytest.mark.parametrize(
+    "layer", ["sage-mean", "sage-max", "sage-pool", "sage-gcn", "gcn", "gat", "gatv2", "gin"]
+)
 def test_blocks_of_all_in_edges_equal_the_whole_graph(dgl, example, layer: str):
     model, x, g = make_model(layer, "residual"), rows(example), graph_of(dgl, example)
     theirs, seeds = to_dgl(model), torch.tensor([29, 28, 27, 3, 1])
@@ -81,7 +86,7 @@ def test_a22_the_bias_counts_once(dgl, aggregator: str):
         model = GNN([SAGEConv(3, 3, aggregator), SAGEConv(3, 2, aggregator)], activation="none").eval()
         bias = torch.tensor([0.5, -2.0])
         with torch.no_grad():
-            for name, value in model.named_parameters():
+            for value in model.parameters():
                 value.copy_(torch.zeros_like(value) if weights == "zero" else torch.randn_like(value))
             (model.layers[1].fc_self or model.layers[1]).bias.copy_(bias)
         x = torch.randn(5, 3)

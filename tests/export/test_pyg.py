@@ -1,4 +1,6 @@
-"""Our models and PyG's: same outputs, gradients and weights, on a graph with isolated and zero-in-degree vertices."""
+"""Our models and PyG's: same outputs, gradients and weights, on a graph with isolated and zero-in-degree
+vertices.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tgnn.nn.model import GNN
 from tgnn.nn.sage import SAGEConv
 
 
-def run(theirs: torch.nn.Module, example: Example, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    theirs: torch.nn.Module, example: Example, x: torch.Tensor, weight: torch.Tensor | None = None
+) -> torch.Tensor:
     """Their logits of every vertex."""
     more = [] if weight is None else [weight]
     if hasattr(theirs, "gcn_weight"):

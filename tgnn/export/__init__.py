@@ -1,4 +1,5 @@
-"""Trained models for the Deep Graph Library and PyG, and back; `python -m tgnn.export` writes them as folders.
+"""Trained models for the Deep Graph Library and PyG, and back; `python -m tgnn.export` writes them as
+folders.
 
 >>> module = to_dgl(model)       # torch.nn.Module of dgl.nn layers: module(g, x)
 >>> model = from_dgl(module)     # tgnn.nn.GNN

@@ -31,10 +31,10 @@ def make_parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="directory of a run that python -m tgnn.train has written")
     parser.add_argument("--to", choices=tuple(FRAMEWORKS), required=True, help="the framework it is for")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new or empty directory")
-    parser.add_argument("--verify", action="store_true",
-                        help="run the folder in a process of its own on the whole graph and compare")  # fmt: skip
-    parser.add_argument("--python", metavar="FILE", default=None,
-                        help="--verify with this Python, of an environment that has the framework")  # fmt: skip
+    compare = "run the folder in a process of its own on the whole graph and compare"
+    parser.add_argument("--verify", action="store_true", help=compare)
+    with_it = "--verify with this Python, of an environment that has the framework"
+    parser.add_argument("--python", metavar="FILE", help=with_it)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (best)")
     parser.add_argument("--data", metavar="DATA", help="another place of the run's dataset, or a store of it")
     return parser
@@ -60,14 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = prepare_for_ranks(resolved, resolved.num_ranks(), check=check_trainable)
     state.check_dataset(dataset_fingerprint(store))
     with new_folder(out) as folder:
-        config = write_folder(folder, framework, model, origin_of(resolved, state, store, run, args.checkpoint))
+        config = write_folder(
+            folder, framework, model, origin_of(resolved, state, store, run, args.checkpoint)
+        )
         if args.verify:
             verdict = verification.verify(
                 framework, folder, resolved, store, checkpoint, versions=versions, python=python
             )
             print(describe(verdict))
             if not verdict.good:
-                raise ReportedError("the exported model gives other outputs than the trained one; nothing was written")
+                raise ReportedError(
+                    "the exported model gives other outputs than the trained one; nothing was written"
+                )
             write_json(folder / "config.json", {**config, "verified": verdict.as_dict()})
     print(f"exported     {out}  ({config['model']['kind']} for {framework.title} {framework.versions})")
     return 0
@@ -77,14 +81,20 @@ def trained_model(resolved: Resolved, state: CheckpointState, checkpoint: Path) 
     """The checkpoint's model, ready to score; UserError where the two do not fit each other."""
     what = f"checkpoint {checkpoint}"
     try:
-        sizes = types.SimpleNamespace(**{name: state.dataset[name] for name in ("num_features", "num_classes")})
+        sizes = types.SimpleNamespace(
+            **{name: state.dataset[name] for name in ("num_features", "num_classes")}
+        )
         model = build_model(resolved.config, sizes)
         model.load_state_dict(state.model)
     except KeyError as error:
-        raise wrong(what, f"no {error.args[0]} in it", "the sizes of its dataset", "use a newer checkpoint") from None
+        raise wrong(
+            what, f"no {error.args[0]} in it", "the sizes of its dataset", "use a newer checkpoint"
+        ) from None
     except (RuntimeError, TypeError):
         do = "use the checkpoint and config.json of one run"
-        raise wrong(what, "weights of another model", f"those of the {resolved.config.model} in config.json", do) from None
+        raise wrong(
+            what, "weights of another model", f"those of the {resolved.config.model} in config.json", do
+        ) from None
     return model.eval()
 
 
@@ -101,9 +111,13 @@ def origin_of(resolved: Resolved, state: CheckpointState, store: Store, run: Pat
     made_with = provenance()
     versions = {**made_with["versions"], "commit": made_with["commit"]}
     return Origin(
-        kind=resolved.config.model, dataset=dataset_fingerprint(store), options=store.meta["options"]["dataset"],
-        weighted=store.has_edge_weight, training=training, versions=versions,
-    )  # fmt: skip
+        kind=resolved.config.model,
+        dataset=dataset_fingerprint(store),
+        options=store.meta["options"]["dataset"],
+        weighted=store.has_edge_weight,
+        training=training,
+        versions=versions,
+    )
 
 
 def describe(verdict: verification.Verdict) -> str:

@@ -1,14 +1,16 @@
 """Runs an exported folder where tgnn cannot be imported: `python clean_run.py FRAMEWORK [FOLDER GRAPH OUT]`.
 
-Started by `python -m tgnn.export --verify` in a process of its own, with any Python that has the framework. Without
-FOLDER it says which versions there are. Prints one line of JSON; stands on torch, numpy and the framework alone.
+Started by `python -m tgnn.export --verify` in a process of its own, with any Python that has the framework.
+Without FOLDER it says which versions there are. Prints one line of JSON; stands on torch, numpy and the
+framework alone.
 """
 
 import sys
 
 if __name__ == "__main__":
-    # Beside this file lies a dgl.py that must not pass for the framework; and what is exported must do without tgnn.
-    sys.path[0] = sys.argv[2] if len(sys.argv) > 2 else ""
+    # Beside this file lies a dgl.py that must not pass for the framework.
+    sys.path[:1] = sys.argv[2:3]
+    # What is exported must do without tgnn.
     sys.modules["tgnn"] = None
 
 import contextlib
@@ -21,8 +23,9 @@ import types
 def add_setuptools_extern() -> None:
     """Let DGL 1.1 be imported beside a setuptools without `setuptools.extern`.
 
-    It takes `packaging` from there where that is not installed by itself; newer setuptools have dropped the name, but
-    carry `packaging` on a path of their own. Does nothing where the name is there, or no `packaging` at all.
+    It takes `packaging` from there where that is not installed by itself; newer setuptools have dropped the
+    name, but carry `packaging` on a path of their own. Does nothing where the name is there, or no
+    `packaging` at all.
     """
     with contextlib.suppress(ImportError):
         importlib.import_module("setuptools")
@@ -42,7 +45,9 @@ def add_setuptools_extern() -> None:
 
 
 def score(framework: str, graph_file: str, out: str) -> None:
-    """Write the logits that the folder's model gives for every vertex of a graph to `out` (.npy, [N, classes])."""
+    """Write the logits that the folder's model gives for every vertex of a graph to `out` (.npy, [N,
+    classes]).
+    """
     import numpy as np
     import torch
 

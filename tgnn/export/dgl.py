@@ -1,8 +1,8 @@
 """To DGL and back: which layer of `dgl.nn` stands for which of ours, with its parameters' names and options.
 
-Meant for DGL 1.1 to 2.4, whose layers have the same parameters throughout; earlier ones put SAGE's bias elsewhere.
-Parameter names of ours follow DGL's, but for GIN's MLP. DGL has no SAGE with a plain maximum: a few lines on its message
-passing come with the model.
+Meant for DGL 1.1 to 2.4, whose layers have the same parameters throughout; earlier ones put SAGE's bias
+elsewhere. Parameter names of ours follow DGL's, but for GIN's MLP. DGL has no SAGE with a plain maximum: a
+few lines on its message passing come with the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from torch import nn
 from tgnn.errors import wrong
 from tgnn.export.frameworks import DGL, import_framework
 from tgnn.export.source import Target, instantiate, merged, module_source
-from tgnn.export.stack import JOINED, Kind, Stack, Written, put_together, refuse_options, take_apart, weights_to_theirs
+from tgnn.export.stack import (
+    JOINED,
+    Kind,
+    Stack,
+    Written,
+    put_together,
+    refuse_options,
+    take_apart,
+    weights_to_theirs,
+)
 from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
@@ -48,7 +57,7 @@ def _read_sage(layer: nn.Module, heads: str | None) -> SAGEConv:
         fc = layer.fc_self
         return SAGEConv(fc.in_features, fc.out_features, "max", bias=fc.bias is not None)
     refuse_options(layer, "DGL", {
-        "an LSTM": (layer._aggre_type == "lstm", "mean, pool or gcn, for an LSTM depends on the order of edges"),
+        "an LSTM": (layer._aggre_type == "lstm", "mean, pool or gcn, since it depends on the order of edges"),
         "norm": (layer.norm is not None, "norm=None, since norms stand between layers here"),
         **_common(layer, ("_in_src_feats", "_in_dst_feats")),
     })  # fmt: skip
@@ -72,7 +81,9 @@ def _common(layer: nn.Module, widths: tuple[str, str] | None = None) -> dict[str
 
 def _write_gcn(layer: GCNConv, weighted: bool) -> Written:
     bias = "" if layer.bias is not None else ", bias=False"
-    make = f'GraphConv({layer.in_features}, {layer.out_features}, norm="both"{bias}, allow_zero_in_degree=True)'
+    make = (
+        f'GraphConv({layer.in_features}, {layer.out_features}, norm="both"{bias}, allow_zero_in_degree=True)'
+    )
     return Written(
         make=make,
         call="{layer}(blocks[{number}], h, edge_weight=weight)",
@@ -105,6 +116,10 @@ def _write_attention(layer: GATConv | GATv2Conv, weighted: bool) -> Written:
     return Written(make=make, call=call, imports=(name,), heads=heads, width=layer.out_features)
 
 
+def _sizes(layer: nn.Module) -> tuple[int, int, int]:
+    return layer._in_src_feats, layer._out_feats, layer._num_heads
+
+
 def _attention_options(layer: nn.Module) -> dict[str, object]:
     drop, slope = layer.attn_drop.p, layer.leaky_relu.negative_slope
     return {"attention_dropout": drop, "slope": slope}
@@ -115,8 +130,9 @@ def _read_gat(layer: nn.Module, heads: str | None) -> GATConv:
         "residual": (layer.res_fc is not None, "residual=False, with GNN's residual instead"),
         **_common(layer, ("_in_src_feats", "_in_dst_feats")),
     })  # fmt: skip
-    return GATConv(layer._in_src_feats, layer._out_feats, layer._num_heads, bias=layer.bias is not None,
-                   concat=heads == JOINED, **_attention_options(layer))  # fmt: skip
+    return GATConv(
+        *_sizes(layer), bias=layer.bias is not None, concat=heads == JOINED, **_attention_options(layer)
+    )
 
 
 def _read_gatv2(layer: nn.Module, heads: str | None) -> GATv2Conv:
@@ -125,8 +141,12 @@ def _read_gatv2(layer: nn.Module, heads: str | None) -> GATv2Conv:
         "share_weights": (layer.share_weights, "share_weights=False"),
         **_common(layer, ("_in_src_feats", "_in_dst_feats")),
     })  # fmt: skip
-    return GATv2Conv(layer._in_src_feats, layer._out_feats, layer._num_heads, bias=layer.fc_src.bias is not None,
-                     concat=heads == JOINED, **_attention_options(layer))  # fmt: skip
+    return GATv2Conv(
+        *_sizes(layer),
+        bias=layer.fc_src.bias is not None,
+        concat=heads == JOINED,
+        **_attention_options(layer),
+    )
 
 
 def gin_mlp(layer: GINConv) -> str:
@@ -154,7 +174,13 @@ def read_gin(layer: nn.Module, mlp: nn.Module, framework: str) -> GINConv:
 def _write_gin(layer: GINConv, weighted: bool) -> Written:
     learns = isinstance(layer.eps, nn.Parameter)
     make = f'GINConv({gin_mlp(layer)}, "sum", learn_eps={learns})'
-    return Written(make=make, call=_WEIGHTED_CALL, imports=("GINConv",), arguments=("edge_weight",), width=layer.out_features)
+    return Written(
+        make=make,
+        call=_WEIGHTED_CALL,
+        imports=("GINConv",),
+        arguments=("edge_weight",),
+        width=layer.out_features,
+    )
 
 
 def _read_gin(layer: nn.Module, heads: str | None) -> GINConv:
@@ -181,11 +207,12 @@ def write(stack: Stack, weighted: bool) -> list[Written]:
 def to_dgl(model: GNN, weighted: bool = False) -> nn.Module:
     """The model as a module of `dgl.nn` layers with copies of its weights, in its mode, type and device.
 
-    `module(g, x)` gives the logits of every vertex of a DGLGraph `g`, `module(blocks, x)` those of the last block's
-    destinations; GCN on blocks also needs `degrees=(g.in_degrees(), g.out_degrees())` of the whole graph. Where the
-    data has edge weights give them as `edge_weight`; with `weighted` they are demanded.
+    `module(g, x)` gives the logits of every vertex of a DGLGraph `g`, `module(blocks, x)` those of the last
+    block's destinations; GCN on blocks also needs `degrees=(g.in_degrees(), g.out_degrees())` of the whole
+    graph. Where the data has edge weights give them as `edge_weight`; with `weighted` they are demanded.
 
-    Raises: UserError for a layer or module that DGL has no counterpart of, and where DGL is absent or not supported.
+    Raises: UserError for a layer or module that DGL has no counterpart of, and where DGL is absent or not
+    supported.
     """
     stack = take_apart(model, KINDS, DGL.title)
     text = module_source("Exported by tgnn.", stack, write(stack, weighted), TARGET, weighted)
@@ -193,11 +220,14 @@ def to_dgl(model: GNN, weighted: bool = False) -> nn.Module:
     return instantiate(text, "dgl", weights_to_theirs(stack, KINDS), model)
 
 
-def from_dgl(module: nn.Module | Sequence[nn.Module], *, heads: Sequence[str] | None = None, **options: object) -> GNN:
+def from_dgl(
+    module: nn.Module | Sequence[nn.Module], *, heads: Sequence[str] | None = None, **options: object
+) -> GNN:
     """The model of a module that `to_dgl` or an exported folder made, with copies of its weights.
 
     Layers of `dgl.nn` made elsewhere come as a list, input layer first, with `options` as for `tgnn.nn.GNN`
-    (activation, dropout, ...) and `heads`: "joined" or "averaged" for each layer (hidden ones are joined by default).
+    (activation, dropout, ...) and `heads`: "joined" or "averaged" for each layer (hidden ones are joined by
+    default).
 
     Raises: UserError for layers, or options of layers, that tgnn does not have.
     """

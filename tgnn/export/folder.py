@@ -2,7 +2,7 @@
 
     model.py      the model's code, `prepare` for the graph and `load` for the weights
     weights.pt    the module's state dict, tensors alone: torch.load(..., weights_only=True), strict
-    config.json   versions it is meant for, inputs and outputs, how the graph is prepared, where the model comes from
+    config.json   versions it is meant for, inputs, outputs, how the graph is prepared, where it comes from
     README.md     the lines that load and run it
 
 The folder takes its place in one rename, or not at all.
@@ -60,7 +60,9 @@ def check_free(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` only when the block ends well; UserError where it cannot be written."""
+    """A folder to fill that becomes `out` only when the block ends well; UserError where it cannot be
+    written.
+    """
     out = Path(os.path.abspath(out))
     check_free(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}-{secrets.token_hex(4)}")
@@ -79,7 +81,9 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise wrong("--out", f"{out} ({error.strerror})", "a directory that can be written", "choose another") from None
+        raise wrong(
+            "--out", f"{out} ({error.strerror})", "a directory that can be written", "choose another"
+        ) from None
 
 
 def write_folder(folder: Path, framework: Framework, model: GNN, origin: Origin) -> dict[str, Any]:
@@ -89,9 +93,12 @@ def write_folder(folder: Path, framework: Framework, model: GNN, origin: Origin)
     """
     module = _MODULES[framework.name]
     stack = take_apart(model, module.KINDS, framework.title)
-    weighted = origin.weighted and bool(set(arguments_of(module.write(stack, True))) & {"edge_weight", "gcn_weight"})
+    weighted = origin.weighted and bool(
+        set(arguments_of(module.write(stack, True))) & {"edge_weight", "gcn_weight"}
+    )
     written, steps = module.write(stack, weighted), preparation(origin.options)
-    title = f"{origin.kind} for {origin.dataset['name']}, exported by tgnn for {framework.title} {framework.versions}."
+    subject = f"{origin.kind} for {origin.dataset['name']}"
+    title = f"{subject}, exported by tgnn for {framework.title} {framework.versions}."
     text = module_source(title, stack, written, module.TARGET, weighted, steps)
     config = _config(framework, stack.dtype, [layer.make for layer in written], origin, steps, weighted)
     arguments = arguments_of(written)
@@ -106,7 +113,9 @@ def write_folder(folder: Path, framework: Framework, model: GNN, origin: Origin)
 
 
 def preparation(options: Mapping[str, Any]) -> list[str]:
-    """The functions of the data parts that do what was done to the dataset, in the order in which `load` does it."""
+    """The functions of the data parts that do what was done to the dataset, in the order in which `load`
+    does it.
+    """
     steps = ["merge_parallel_edges"] if options.get("duplicates") == "merge" else []
     steps += ["add_reverse_edges"] if options.get("add_reverse") else []
     loops = {"remove": ["remove_self_loops"], "add": ["add_self_loops"]}
@@ -121,7 +130,9 @@ def _by_hand(options: Mapping[str, Any]) -> list[str]:
     if options.get("relabel"):
         words.append("number the vertices that occur 0 .. N - 1 in ascending order of their ids")
     if options.get("largest_component"):
-        words.append("keep the largest weakly connected component, its vertices renumbered in ascending order")
+        words.append(
+            "keep the largest weakly connected component, its vertices renumbered in ascending order"
+        )
     return words
 
 
@@ -142,7 +153,7 @@ def _config(
             "before_prepare": _by_hand(options),
             "prepare": list(steps),
             **{name: options[name] for name in done if name in options},
-            "degrees": "of the whole graph after prepare: in-degree of the destination, out-degree of the source",
+            "degrees": "of the whole prepared graph: in-degree of the destination, out-degree of the source",
         },
         "dataset": {**dataset, "options": dict(options)},
         "training": dict(origin.training),
@@ -155,10 +166,11 @@ def _readme(framework: Framework, config: Mapping[str, Any], arguments: Sequence
     features, classes = config["input"]["features"], config["output"]["classes"]
     cast = ".double()" if config["model"]["dtype"] == "float64" else ""
     weight = ", edge_weight" if weighted else ""
+    shapes = f"int64 [2, E], float32 [N, {features}]"
     made_by = config["versions"].get("tgnn") or f"at commit {str(config['versions'].get('commit'))[:12]}"
     lines = [
         "from model import load, prepare  # with this folder on sys.path",
-        f"edge_index, x{weight} = prepare(edge_index, num_nodes, x{weight})  # int64 [2, E], float32 [N, {features}]",
+        f"edge_index, x{weight} = prepare(edge_index, num_nodes, x{weight})  # {shapes}",
     ]
     if framework.name == "dgl":
         given = f", edge_weight{cast}" if weighted else ""
@@ -175,7 +187,9 @@ def _readme(framework: Framework, config: Mapping[str, Any], arguments: Sequence
             f"logits = model(x{cast}, edge_index{given}, gcn_weight)  # [N, {classes}]",
         ]
     else:
-        lines.append(f"logits = load()(x{cast}, edge_index{weight + cast if weighted else ''})  # [N, {classes}]")
+        lines.append(
+            f"logits = load()(x{cast}, edge_index{weight + cast if weighted else ''})  # [N, {classes}]"
+        )
     code = "\n".join(["```python", *lines, "```"])
     figures = ", ".join(
         f"{name.removesuffix('_acc')} {training[name]:.4f}" for name in ("train_acc", "val_acc", "test_acc")

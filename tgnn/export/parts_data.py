@@ -1,7 +1,7 @@
 """How the trained graph was prepared, on torch alone: `source.py` copies what a model needs into its file.
 
-The same edits as `tgnn.data.edits`, on edges [2, E] in any order, row 0 sources and row 1 destinations; weights are
-[E] or None. Never imported from here.
+The same edits as `tgnn.data.edits`, on edges [2, E] in any order, row 0 sources and row 1 destinations;
+weights are [E] or None. Never imported from here.
 """
 
 import torch
@@ -17,7 +17,9 @@ def merge_parallel_edges(edge_index, num_nodes, edge_weight=None):
 
 
 def add_reverse_edges(edge_index, num_nodes, edge_weight=None):
-    """Every edge gets its reverse, with its weight, unless that exists; parallel edges are counted one by one."""
+    """Every edge gets its reverse, with its weight, unless that exists; parallel edges are counted one by
+    one.
+    """
     key = edge_index[1] * num_nodes + edge_index[0]
     back = edge_index[0] * num_nodes + edge_index[1]
     order = torch.argsort(key, stable=True)

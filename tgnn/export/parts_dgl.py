@@ -1,4 +1,5 @@
-"""What exported DGL modules need besides `dgl.nn`: `source.py` copies these definitions into the generated file.
+"""What exported DGL modules need besides `dgl.nn`: `source.py` copies these definitions into the generated
+file.
 
 They stand on torch and dgl alone and are never imported from here.
 """
@@ -10,7 +11,9 @@ from torch import nn
 
 
 class MaxSAGEConv(nn.Module):
-    """GraphSAGE with a plain maximum over in-edges, which dgl.nn.SAGEConv lacks (its `pool` has a layer before it)."""
+    """GraphSAGE with a plain maximum over in-edges, which dgl.nn.SAGEConv lacks (its `pool` has a layer
+    before it).
+    """
 
     def __init__(self, in_feats, out_feats, bias=True):
         super().__init__()
@@ -32,10 +35,11 @@ class MaxSAGEConv(nn.Module):
 
 
 def full_degree_weight(block, degrees, edge_weight, dtype):
-    """Edge weights for GraphConv: on a whole graph those given, on a sampled block made up for its other degrees.
+    """Edge weights for GraphConv: on a whole graph those given, on a sampled block made up for its other
+    degrees.
 
-    GraphConv takes the degrees of what it is given, while the model was trained with those of the whole graph:
-    degrees = (g.in_degrees(), g.out_degrees()) of the whole graph g.
+    GraphConv takes the degrees of what it is given, while the model was trained with those of the whole
+    graph: degrees = (g.in_degrees(), g.out_degrees()) of the whole graph g.
     """
     if not block.is_block:
         return edge_weight

@@ -1,4 +1,5 @@
-"""What exported PyG modules need besides `torch_geometric.nn`: `source.py` copies these into the generated file.
+"""What exported PyG modules need besides `torch_geometric.nn`: `source.py` copies these into the generated
+file.
 
 They stand on torch and torch_geometric alone and are never imported from here.
 """
@@ -9,7 +10,9 @@ from torch_geometric.nn import MessagePassing
 
 
 class WeightedSAGEConv(MessagePassing):
-    """PyG's SAGEConv with messages multiplied by edge weights; a mean still divides by the number of edges."""
+    """PyG's SAGEConv with messages multiplied by edge weights; a mean still divides by the number of
+    edges.
+    """
 
     def __init__(self, in_channels, out_channels, aggr="mean", project=False, bias=True):
         super().__init__(aggr=aggr)
@@ -76,8 +79,9 @@ def without_output_bias(layer):
 def gcn_weight(edge_index, num_nodes, edge_weight=None):
     """The weights that GCN layers need, [E] float64: those of the data (or 1) / sqrt(out-degree x in-degree).
 
-    With the out-degree of the source, the in-degree of the destination, both at least 1, in the whole graph: for
-    a sampled subgraph compute them before sampling. PyG's own normalisation takes in-degrees at both ends.
+    With the out-degree of the source, the in-degree of the destination, both at least 1, in the whole graph:
+    for a sampled subgraph compute them before sampling. PyG's own normalisation takes in-degrees at both
+    ends.
     """
     source, destination = edge_index
     degree_out = torch.bincount(source, minlength=num_nodes).clamp(min=1).double()

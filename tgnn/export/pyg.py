@@ -2,11 +2,13 @@
 
 Meant for PyG 2.5 to 2.8, where GATConv has one projection under one name. What differs there:
 
-* SAGE has its bias at the neighbours' linear layer; `pool` is `project=True`, `gcn` comes as a few lines of its own.
+* SAGE has its bias at the neighbours' linear layer; `pool` is `project=True`, `gcn` comes as a few lines of
+  its own.
 * GCN would take in-degrees at both ends and add self-loops: it gets `normalize=False` and explicit weights.
-* GAT would add self-loops, and averages heads before the bias: it gets `add_self_loops=False`, and the heads are
-  merged outside. GATv2 has one bias more at its output: it is taken out.
-* SAGE and GIN know no edge weights: where the data has them, a few lines on its message passing come with the model.
+* GAT would add self-loops, and averages heads before the bias: it gets `add_self_loops=False`, and the heads
+  are merged outside. GATv2 has one bias more at its output: it is taken out.
+* SAGE and GIN know no edge weights: where the data has them, a few lines on PyG's message passing
+  come with the model.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def _read_sage(layer: nn.Module, heads: str | None) -> SAGEConv:
         f"aggr={layer.aggr!r}": (layer.aggr not in allowed, "mean, max, or max with project=True"),
         "normalize": (getattr(layer, "normalize", False), "normalize=False"),
         "root_weight=False": (not hasattr(layer, "lin_r"), "root_weight=True"),
-        "two input widths": (not isinstance(getattr(layer, "in_channels", 0), int), "one width of input rows"),
+        "two input widths": (isinstance(getattr(layer, "in_channels", 0), tuple), "one width of input rows"),
     })  # fmt: skip
     return SAGEConv(in_features, out_features, "pool" if projects else layer.aggr, bias=has_bias)
 
@@ -86,12 +88,12 @@ def _write_gcn(layer: GCNConv, weighted: bool) -> Written:
     bias = "" if layer.bias is not None else ", bias=False"
     make = f"GCNConv({layer.in_features}, {layer.out_features}, normalize=False, add_self_loops=False{bias})"
     call = "{layer}(h, edge_index, gcn_weight.to(h.dtype))"
-    return Written(make=make, call=call, imports=("GCNConv",), parts=("gcn_weight",), arguments=("gcn_weight",),
-                   width=layer.out_features)  # fmt: skip
+    needs = {"imports": ("GCNConv",), "parts": ("gcn_weight",), "arguments": ("gcn_weight",)}
+    return Written(make=make, call=call, width=layer.out_features, **needs)
 
 
 def _read_gcn(layer: nn.Module, heads: str | None) -> GCNConv:
-    why = "normalize=False with the weights 1 / sqrt(out-degree x in-degree), for PyG takes in-degrees at both ends"
+    why = "normalize=False and explicit weights, since PyG's normalisation takes in-degrees at both ends"
     refuse_options(layer, "PyG", {"normalize": (layer.normalize, why)})
     return GCNConv(layer.in_channels, layer.out_channels, bias=layer.bias is not None)
 
@@ -123,7 +125,7 @@ def _read_attention(layer: nn.Module, heads: str | None) -> GATConv | GATv2Conv:
         "residual": (getattr(layer, "residual", False), "residual=False, with GNN's residual instead"),
         "share_weights": (getattr(layer, "share_weights", False), "share_weights=False"),
         "two input widths": (not isinstance(layer.in_channels, int), "one width of input rows"),
-        "concat=False": (not layer.concat and layer.heads > 1, "concat=True, the heads being averaged after the bias"),
+        "concat=False": (not layer.concat and layer.heads > 1, "concat=True, with heads averaged after the bias"),
         "a bias at its output": (is_v2 and layer.bias is not None, "biases at its two linear layers alone"),
     })  # fmt: skip
     kind = GATv2Conv if is_v2 else GATConv
@@ -150,10 +152,16 @@ KINDS: dict[type, Kind] = {
     SAGEConv: Kind(_write_sage, ("SAGEConv", "WeightedSAGEConv", "GCNSAGEConv"), _read_sage, _SAGE_NAMES),
     GCNConv: Kind(_write_gcn, ("GCNConv",), _read_gcn, {"weight": "lin.weight"}, frozenset({"weight"})),
     GATConv: Kind(
-        _write_attention, ("GATConv",), _read_attention, {"fc.": "lin.", "attn_l": "att_src", "attn_r": "att_dst"}
+        _write_attention,
+        ("GATConv",),
+        _read_attention,
+        {"fc.": "lin.", "attn_l": "att_src", "attn_r": "att_dst"},
     ),
     GATv2Conv: Kind(
-        _write_attention, ("GATv2Conv",), _read_attention, {"fc_src.": "lin_l.", "fc_dst.": "lin_r.", "attn": "att"}
+        _write_attention,
+        ("GATv2Conv",),
+        _read_attention,
+        {"fc_src.": "lin_l.", "fc_dst.": "lin_r.", "attn": "att"},
     ),
     GINConv: Kind(_write_gin, ("GINConv", "WeightedGINConv"), _read_gin, {"mlp.": "nn."}),
 }
@@ -165,13 +173,15 @@ def write(stack: Stack, weighted: bool) -> list[Written]:
 
 
 def to_pyg(model: GNN, weighted: bool = False) -> nn.Module:
-    """The model as a module of `torch_geometric.nn` layers with copies of its weights, in its mode, type and device.
+    """The model as a module of `torch_geometric.nn` layers with copies of its weights, in its mode, type and
+    device.
 
-    `module(x, edge_index)` gives the logits of every vertex. A stack with GCN layers takes `gcn_weight` too, which
-    `module.gcn_weight(edge_index, num_nodes)` computes from the degrees of the whole graph. With `weighted` a stack
-    with SAGE or GIN layers takes the data's `edge_weight`.
+    `module(x, edge_index)` gives the logits of every vertex. A stack with GCN layers takes `gcn_weight` too,
+    which `module.gcn_weight(edge_index, num_nodes)` computes from the degrees of the whole graph. With
+    `weighted` a stack with SAGE or GIN layers takes the data's `edge_weight`.
 
-    Raises: UserError for a layer or module that PyG has no counterpart of, and where PyG is absent or not supported.
+    Raises: UserError for a layer or module that PyG has no counterpart of, and where PyG is absent or not
+    supported.
     """
     stack = take_apart(model, KINDS, PYG.title)
     text = module_source("Exported by tgnn.", stack, write(stack, weighted), TARGET, weighted)
@@ -179,12 +189,14 @@ def to_pyg(model: GNN, weighted: bool = False) -> nn.Module:
     return instantiate(text, "pyg", weights_to_theirs(stack, KINDS), model)
 
 
-def from_pyg(module: nn.Module | Sequence[nn.Module], *, heads: Sequence[str] | None = None, **options: object) -> GNN:
+def from_pyg(
+    module: nn.Module | Sequence[nn.Module], *, heads: Sequence[str] | None = None, **options: object
+) -> GNN:
     """The model of a module that `to_pyg` or an exported folder made, with copies of its weights.
 
     Layers of `torch_geometric.nn` made elsewhere come as a list, input layer first, with `options` as for
-    `tgnn.nn.GNN` (activation, dropout, ...) and `heads`: "joined" or "averaged" for each layer (hidden ones are
-    joined by default).
+    `tgnn.nn.GNN` (activation, dropout, ...) and `heads`: "joined" or "averaged" for each layer (hidden ones
+    are joined by default).
 
     Raises: UserError for layers, or options of layers, that tgnn does not have, with the reason.
     """

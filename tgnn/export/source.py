@@ -1,6 +1,7 @@
 """Writes the code of an exported model: one readable Python file for exactly one stack of layers.
 
-The module that `to_dgl` and `to_pyg` give is made from the same text, so what a folder holds is what was tested.
+The module that `to_dgl` and `to_pyg` give is made from the same text, so what a folder holds is what was
+tested.
 """
 
 from __future__ import annotations
@@ -112,9 +113,10 @@ def arguments_of(written: Sequence[Written]) -> list[str]:
 
 def _class(stack: Stack, written: Sequence[Written], target: Target, weighted: bool) -> str:
     heads = ", ".join("None" if layer.heads is None else f'"{layer.heads}"' for layer in written)
+    depth = f"{len(written)} layers" if len(written) > 1 else "One layer"
     lines = [
         "class Model(nn.Module):",
-        f'    """{len(written)} layers: {stack.in_features} features of a vertex to {stack.out_features} logits."""',
+        f'    """{depth}: {stack.in_features} features of a vertex to {stack.out_features} logits."""',
         "",
         "    # What becomes of each layer's attention heads; `tgnn.export` reads a model back by this.",
         f"    tgnn_heads = [{heads}]",
@@ -133,7 +135,11 @@ def _class(stack: Stack, written: Sequence[Written], target: Target, weighted: b
 
 
 def _module_list(name: str, makes: Sequence[str]) -> list[str]:
-    return [f"        self.{name} = nn.ModuleList([", *(f"            {make}," for make in makes), "        ])"]
+    return [
+        f"        self.{name} = nn.ModuleList([",
+        *(f"            {make}," for make in makes),
+        "        ])",
+    ]
 
 
 def _between(module: nn.Module) -> str:
@@ -157,7 +163,9 @@ _ARGUMENT_DOCS = {
 def _forward(stack: Stack, written: Sequence[Written], target: Target, weighted: bool) -> list[str]:
     arguments = arguments_of(written)
     optional = {"degrees"} if weighted else {"edge_weight", "degrees"}
-    signature = ", ".join([target.inputs, *(f"{name}=None" if name in optional else name for name in arguments)])
+    signature = ", ".join(
+        [target.inputs, *(f"{name}=None" if name in optional else name for name in arguments)]
+    )
     blocks = " (with blocks a list)" if target.takes_blocks else ""
     docs = [target.inputs_doc, *(_ARGUMENT_DOCS[name].format(blocks=blocks) for name in arguments)]
     lines = [f"    def forward(self, {signature}):", f'        """Logits [n, {stack.out_features}].', ""]
@@ -200,8 +208,9 @@ def _prepare(steps: Sequence[str], weighted: bool) -> str:
         f"def prepare(edge_index, num_nodes, x{weight}):",
         f'    """(edge_index, x{weight}) as in training, from those of the data as published.',
         "",
-        "    edge_index: int64 [2, E], row 0 sources, row 1 destinations; a message goes from source to destination.",
-        f"    num_nodes: number of vertices. x: float32 features, one row per vertex.{' edge_weight: [E].' if weight else ''}",
+        "    edge_index: int64 [2, E], row 0 sources, row 1 destinations: a message goes from source to",
+        "    destination. num_nodes: number of vertices. x: float32 features, one row per vertex.",
+        *(["    edge_weight: float32 [E]."] if weighted else []),
         '    """',
     ]
     for step in steps:
@@ -218,7 +227,8 @@ def _load(dtype: torch.dtype) -> str:
     return f'''def load():
     """The trained model, ready to score, with the weights beside this file."""
     model = Model(){double}
-    model.load_state_dict(torch.load(Path(__file__).parent / "weights.pt", map_location="cpu", weights_only=True))
+    file = Path(__file__).parent / "weights.pt"
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     return model.eval()'''
 
 

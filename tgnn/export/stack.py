@@ -1,7 +1,7 @@
 """What export needs to know of a trained stack, whatever the framework it goes to or comes from.
 
-A framework is described by its `Kind`s, one per layer of ours: how such a layer is written there, how theirs is read
-back, and what its parameters are called. One more layer is one more entry in each framework's table.
+A framework is described by its `Kind`s, one per layer of ours: how such a layer is written there, how theirs
+is read back, and what its parameters are called. One more layer is one more entry in each framework's table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tgnn.nn.model import ACTIVATIONS, GNN
 from tgnn.nn.norm import SyncBatchNorm
 
 ACTIVATION_MODULES = {
-    "relu": "ReLU", "elu": "ELU", "gelu": "GELU", "leaky_relu": "LeakyReLU", "tanh": "Tanh", "none": "Identity",
+    "relu": "ReLU", "elu": "ELU", "gelu": "GELU",
+    "leaky_relu": "LeakyReLU", "tanh": "Tanh", "none": "Identity",
 }  # fmt: skip
 JOINED, AVERAGED = "joined", "averaged"
 
@@ -116,7 +117,9 @@ class Stack:
 
 
 def take_apart(model: nn.Module, kinds: Mapping[type, Kind], framework: str) -> Stack:
-    """The pieces of a `GNN`; raises UserError, with the reason, for anything that export would not reproduce."""
+    """The pieces of a `GNN`; raises UserError, with the reason, for anything that export would not
+    reproduce.
+    """
     what = f"export to {framework}"
     if type(model) is not GNN:
         got, do = f"a {type(model).__name__}", "export the GNN, and carry code of your own over by hand"
@@ -126,17 +129,29 @@ def take_apart(model: nn.Module, kinds: Mapping[type, Kind], framework: str) -> 
             module = layer.module if isinstance(layer, PlainLayer) else layer
             known = ", ".join(sorted(kind.__name__ for kind in kinds))
             got = f"layer {number} of type {type(module).__name__}, whose code is the user's own"
-            raise wrong(what, got, f"layers with a counterpart there ({known})", "rewrite that layer there by hand")
+            raise wrong(
+                what, got, f"layers with a counterpart there ({known})", "rewrite that layer there by hand"
+            )
     if model.activation not in ACTIVATIONS:
-        raise wrong(what, f"activation {model.activation!r}", f"one of {', '.join(ACTIVATIONS)}", "choose one of these")
+        raise wrong(
+            what,
+            f"activation {model.activation!r}",
+            f"one of {', '.join(ACTIVATIONS)}",
+            "choose one of these",
+        )
     for module in [*(model.norms or ()), *(model.residuals or ())]:
         if type(module) not in (nn.LayerNorm, SyncBatchNorm, nn.Linear, nn.Identity):
-            got, expected = f"a {type(module).__name__} between layers", "the norms and residuals that GNN makes"
+            got, expected = (
+                f"a {type(module).__name__} between layers",
+                "the norms and residuals that GNN makes",
+            )
             raise wrong(what, got, expected, "rewrite it there by hand")
     dtypes = {value.dtype for value in model.parameters()}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         got = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise wrong(what, f"weights in {got}", "all in float32 or all in float64", "convert the model, e.g. .float()")
+        raise wrong(
+            what, f"weights in {got}", "all in float32 or all in float64", "convert the model, e.g. .float()"
+        )
     first, last = model.layers[0], model.layers[-1]
     return Stack(
         list(model.layers), float(model.dropout), model.activation,
@@ -204,7 +219,12 @@ def _read(layer: nn.Module, kinds: Mapping[type, Kind], framework: str, heads: s
         if type(layer).__name__ in kind.theirs:
             return kind.copy_back(layer, kind.read(layer, heads))
     known = ", ".join(sorted(name for kind in kinds.values() for name in kind.theirs))
-    raise wrong(f"from {framework}", f"a {type(layer).__name__}", f"one of {known}", "tgnn has no such layer: write one")
+    raise wrong(
+        f"from {framework}",
+        f"a {type(layer).__name__}",
+        f"one of {known}",
+        "tgnn has no such layer: write one",
+    )
 
 
 def _own_options(module: nn.Module) -> dict[str, object]:
@@ -220,12 +240,18 @@ def _own_options(module: nn.Module) -> dict[str, object]:
 
 
 def _heads_of(layers: Sequence[nn.Module], number: int) -> str:
-    """Of a bare list of layers: hidden layers join their heads, the last averages them, as GNN.build makes them."""
+    """Of a bare list of layers: hidden layers join their heads, the last averages them, as GNN.build makes
+    them.
+    """
     return AVERAGED if number == len(layers) - 1 else JOINED
 
 
 def refuse_options(layer: nn.Module, framework: str, refused: Mapping[str, tuple[bool, str]]) -> None:
-    """Raise UserError for the first option, name -> (whether it is set, why tgnn cannot have it), that is set."""
+    """Raise UserError for the first option, name -> (whether it is set, why tgnn cannot have it), that is
+    set.
+    """
     for option, (is_set, why) in refused.items():
         if is_set:
-            raise wrong(f"from {framework}", f"{type(layer).__name__} with {option}", why, "change it there first")
+            raise wrong(
+                f"from {framework}", f"{type(layer).__name__} with {option}", why, "change it there first"
+            )

@@ -1,4 +1,6 @@
-"""Checks an exported folder: its model, run by the framework in a clean process, against our exact inference."""
+"""Checks an exported folder: its model, run by the framework in a clean process, against our exact
+inference.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def verify(
     framework: Framework, folder: Path, resolved: Resolved, store: Store, checkpoint: Path, *,
     versions: dict[str, str], python: str = sys.executable,
 ) -> Verdict:  # fmt: skip
-    """Compare the folder's model with exact inference of the checkpoint on the store's whole graph, on the CPU.
+    """Compare the folder's model with exact inference of the checkpoint on the store's whole graph, on the
+    CPU.
 
     `versions` are what `probe` found in that Python.
     """
@@ -75,13 +78,17 @@ def judge(expected: np.ndarray, got: np.ndarray, versions: dict[str, str]) -> Ve
     """The verdict on logits [N, classes]; a NaN on either side makes it a bad one."""
     allowed = TOLERANCE[torch.float64 if expected.dtype == np.float64 else torch.float32]
     if expected.shape != got.shape:
-        raise ReportedError(f"the exported model gives logits of shape {got.shape}, ours are {expected.shape}")
+        raise ReportedError(
+            f"the exported model gives logits of shape {got.shape}, ours are {expected.shape}"
+        )
     difference = float(np.abs(expected - got).max(initial=0))
     return Verdict(difference, float(np.abs(expected).max(initial=0)), allowed, versions)
 
 
 def whole_graph(store: Store) -> dict[str, np.ndarray]:
-    """edge_index int64 [2, E], x [N, F] and, where there is one, edge_weight [E] of a store, in original ids."""
+    """edge_index int64 [2, E], x [N, F] and, where there is one, edge_weight [E] of a store, in original
+    ids.
+    """
     original = store.original_ids()
     parts = [store.part(number) for number in range(store.num_parts)]
     source = [original[np.asarray(part.indices)] for part in parts]
@@ -96,7 +103,9 @@ def whole_graph(store: Store) -> dict[str, np.ndarray]:
 
 
 def _reference_rank(resolved: Resolved, store: Store, checkpoint: Path, out: Path) -> None:
-    """Exact inference as one of the current ranks, in the type of the weights; rank 0 writes it. Collective."""
+    """Exact inference as one of the current ranks, in the type of the weights; rank 0 writes it.
+    Collective.
+    """
     model = build_model(resolved.config, store)
     model.load_state_dict(CheckpointState.load(checkpoint).model)
     logits = predict(model, store, chunk_edges=resolved.config.inference_edges)
@@ -111,7 +120,9 @@ def _run(framework: Framework, python: str, *arguments: Path) -> dict[str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:
-        raise wrong("--python", f"{python} ({error.strerror})", "a Python interpreter", "check the path") from None
+        raise wrong(
+            "--python", f"{python} ({error.strerror})", "a Python interpreter", "check the path"
+        ) from None
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         raise ReportedError(f"{framework.title} failed to run the exported model:\n{done.stderr.strip()}")

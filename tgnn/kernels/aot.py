@@ -44,7 +44,8 @@ FORMAT = 1  # of the cached reports
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of one kernel. Loads and stores are of global memory, as {bits a thread moves: instructions}.
+    """What became of one kernel. Loads and stores are of global memory, as {bits a thread moves:
+    instructions}.
 
     registers: per thread. spill_bytes: local memory per thread (stack included). shared_bytes: per program.
     instructions: of the machine code. loop_loads: loads of the loop that loads most. assembly: PTX or AMD
@@ -182,7 +183,9 @@ def _compile(source, target: str, options, stem: Path, about: Mapping[str, Any])
     _write(paths[1], made.asm[binary])
     resources = _nvidia_resources(paths[1]) if nvidia else _amd_resources(made.asm[text])
     access = accesses(made.asm[text])
-    counts = {kind: dict(Counter(bits for what, bits in access if what == kind)) for kind in ("load", "store")}
+    counts = {
+        kind: dict(Counter(bits for what, bits in access if what == kind)) for kind in ("load", "store")
+    }
     return Compiled(
         **about, **resources, shared_bytes=made.metadata.shared, loads=counts["load"], stores=counts["store"],
         loop_loads=_main_loop(made.asm[text]), assembly=str(paths[0]), binary=str(paths[1]),
@@ -196,7 +199,9 @@ def _tool(name: str) -> str:
 
 
 def _run_tool(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    ).stdout
 
 
 def disassemble(made: Compiled) -> str:
@@ -229,7 +234,7 @@ _AMD_BITS = {"dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128}
 
 
 def accesses(assembly: str) -> list[tuple[str, int]]:
-    """Every load and store of global memory in PTX or AMD assembly, in order: (`load` or `store`, its bits)."""
+    """Loads and stores of global memory in PTX or AMD assembly, in order: (`load` or `store`, its bits)."""
     found = []
     for line in assembly.splitlines():
         if match := _PTX_ACCESS.search(line):
@@ -279,7 +284,9 @@ def _elsewhere(spec, target, dtype, index_dtype, width, config) -> Compiled:
     env = {name: value for name, value in os.environ.items() if name != INTERPRET_VARIABLE}
     env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])
     code = "from tgnn.kernels.aot import serve; serve()"
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(job), capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(job), capture_output=True, text=True, env=env
+    )
     if done.returncode:
         raise RuntimeError(f"compiling {spec.name} for {target} failed:\n{done.stderr}")
     return _read(Path(done.stdout.splitlines()[-1]), {})
@@ -296,7 +303,7 @@ def serve() -> None:
 def format_report(made: Iterable[Compiled]) -> str:
     """A Markdown table of compiled kernels."""
     lines = [
-        "| kernel | target | dtype | width | config | registers | spill B | shared B | load bits | instructions |",
+        "| kernel | target | dtype | width | config | registers | spill B | shared B | load bits | length |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in made:

@@ -62,7 +62,7 @@ def attention_backward_rows(
     VALUE_STRIDE: tl.constexpr, SRC_STRIDE: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """delta and grad_dst of up to `rows` of the `places` rows and pieces; parts of grad_att [programs, H, D']."""
+    """delta and grad_dst of up to `rows` of the `places` rows and pieces; grad_att [programs, H, D']."""
     ACC: tl.constexpr = lse.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

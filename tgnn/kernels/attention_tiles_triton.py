@@ -42,7 +42,7 @@ def load_rows(
     table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Rows `rows` ([E] int64) of table [n, HEADS, WIDTH], STRIDE elements apart: [E, BLOCK_H, BLOCK_D]; else 0."""
+    """Rows `rows` ([E] int64) of table [n, HEADS, WIDTH], STRIDE apart: [E, BLOCK_H, BLOCK_D]; else 0."""
     column = tl.arange(0, BLOCK_D)
     at = table + rows[:, None, None] * STRIDE + (head * WIDTH)[None, :, None] + column[None, None, :]
     inside = valid[:, None, None]

@@ -1,9 +1,10 @@
 """Which implementation of an op runs: `auto`, `torch` or `triton`, chosen in one place and recorded.
 
-`auto` takes Triton on GPU tensors (CUDA and ROCm) where Triton is there, and torch elsewhere. An explicit choice that
-cannot run raises with the reasons: Triton on CPU tensors needs its interpreter, which is slow and for tests
-(`TRITON_INTERPRET=1` in the environment before Triton is imported). Every op calls `choose` before it runs, and
-`last_ran` tells afterwards which path that was, so that a test can prove the path it means to test.
+`auto` takes Triton on GPU tensors (CUDA and ROCm) where Triton is there, and torch elsewhere. An explicit
+choice that cannot run raises with the reasons: Triton on CPU tensors needs its interpreter, which is slow and
+for tests (`TRITON_INTERPRET=1` in the environment before Triton is imported). Every op calls `choose` before
+it runs, and `last_ran` tells afterwards which path that was, so that a test can prove the path it means to
+test.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ def has_triton() -> bool:
 
 
 def interprets() -> bool:
-    """Whether Triton's kernels are interpreted, on the CPU, in this process: settled when Triton is imported."""
+    """Whether kernels are interpreted, on the CPU, in this process: settled when Triton is imported."""
     language = sys.modules.get("triton.language")
     asked = os.environ.get(INTERPRET_VARIABLE, "").lower() in ("1", "true", "on", "yes", "y")
     return asked and (language is None or type(language.sum).__name__ == "InterpretedFunction")
 
 
 def _cannot_interpret(what: str, got: str) -> UserError:
-    do = f"choose 'auto' or 'torch', or set {INTERPRET_VARIABLE}=1 to interpret kernels on the CPU, which is slow"
+    do = f"choose 'auto' or 'torch', or interpret kernels on the CPU (slow) with {INTERPRET_VARIABLE}=1"
     if os.environ.get(INTERPRET_VARIABLE) and "triton" in sys.modules:
         do = f"set {INTERPRET_VARIABLE}=1 before triton is imported: here it came afterwards"
     return wrong(what, got, "a GPU that torch can use, or Triton's interpreter", do)
@@ -109,7 +110,9 @@ def choose(op: str, *tensors: Tensor) -> str:
             if has_triton():
                 path = "triton"
             else:
-                warn_once("no triton", "Triton is not installed: sparse ops run on the GPU through torch, slower")
+                warn_once(
+                    "no triton", "Triton is not installed: sparse ops run on the GPU through torch, slower"
+                )
     _ran[op] = path
     return path
 

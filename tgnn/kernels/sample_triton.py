@@ -234,7 +234,8 @@ def _fill(name: str, kept: torch.dtype | None) -> KernelSpec:
 
 def _replace(name: str, running: torch.dtype | None) -> KernelSpec:
     tensors = {**OF_ROWS, "running": running, **OUTPUTS}
-    return spec_of(name, replace_kernel, tensors, "n_rows fanout key", {}, TILES)
+    tiles = TILES if running is None else tile_configs((256, 512, 128), 4)  # 512 spill on sm_80
+    return spec_of(name, replace_kernel, tensors, "n_rows fanout key", {}, tiles)
 
 
 KEEP, KEEP_DRAWABLE = _keep("sample_labor", WIDE, None), _keep("sample_drawable", None, torch.int32)

@@ -138,7 +138,7 @@ def _launch(spec, lanes, inputs, ends, scratch, outputs, n, n_pieces, fanout, ke
     launch(
         spec, config, (triton.cdiv(lanes, config.tiles["ROWS"]),), *inputs, ends, scratch, *outputs,
         n, n_pieces, fanout, key, n.bit_length(),
-        **{name: value for name, value in spec.constants(fanout).items() if value is not None},
+        **{name: value for name, value in spec.constants(fanout).items() if value is not None} | {"PIECE": PIECE},
     )  # fmt: skip
 
 

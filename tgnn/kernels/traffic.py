@@ -1,14 +1,14 @@
 """How many bytes each op has to move, and how many flops it does, as a function of its block.
 
-A benchmark divides bytes by time and by what a plain copy reaches in the same run. The models count what a kernel
-asks of memory when no row stays in a cache: every edge reads the row at its other end, every index, weight and
-row pointer is read once, every result is written once. Where rows repeat and caches are large, more than the copy
-bandwidth can come out; what pieces of hub rows leave and read again is not counted.
+A benchmark divides bytes by time and by what a plain copy reaches in the same run. The models count what a
+kernel asks of memory when no row stays in a cache: every edge reads the row at its other end, every index,
+weight and row pointer is read once, every result is written once. Where rows repeat and caches are large,
+more than the copy bandwidth can come out; what pieces of hub rows leave and read again is not counted.
 
 Letters: E edges, W = H x D elements of a row, s bytes of an element, i bytes of an index.
 
-Example: spmm of two edges into two rows, W = 1, float32 and int64: 2 x (4 + 8) + 2 x 4 + 3 x 8 = 56 bytes, and
-2 additions.
+Example: spmm of two edges into two rows, W = 1, float32 and int64: 2 x (4 + 8) + 2 x 4 + 3 x 8 = 56 bytes,
+and 2 additions.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ class Traffic:
 
 
 def spmm(
-    block: Block, width: int, dtype: torch.dtype, *, heads: int = 1, weighted: bool = False, indirect: bool = False
+    block: Block, width: int, dtype: torch.dtype, *, heads: int = 1, weighted: bool = False,
+    indirect: bool = False,
 ) -> Traffic:  # fmt: skip
-    """Forward: E x (W s + i) + n_dst W s + indptr; with weights E x H s more, through `rows` (indirect) E x 8."""
+    """Forward: E x (W s + i) + n_dst W s + indptr; with weights E x H s more, through `rows` (indirect) E x
+    8.
+    """
     size = heads * width
     per_edge = size * dtype.itemsize + block.indices.element_size()
     per_edge += heads * dtype.itemsize * weighted + POINTER_BYTES * indirect
@@ -46,10 +49,11 @@ def spmm(
 
 
 def spmm_backward(
-    block: Block, width: int, dtype: torch.dtype, *, heads: int = 1, weighted: bool = False, mean: bool = False
+    block: Block, width: int, dtype: torch.dtype, *, heads: int = 1, weighted: bool = False,
+    mean: bool = False,
 ) -> Traffic:  # fmt: skip
-    """To x, over the transposed block: E x (W s + 8) + n_src W s + its indptr; with weights E x (H s + 8) more,
-    for a mean E x 4.
+    """To x, over the transposed block: E x (W s + 8) + n_src W s + its indptr; with weights E x (H s + 8)
+    more, for a mean E x 4.
     """
     size = heads * width
     per_edge = size * dtype.itemsize + POINTER_BYTES + 4 * mean
@@ -84,9 +88,11 @@ def edge_softmax(block: Block, heads: int, dtype: torch.dtype) -> Traffic:
     return Traffic(bytes_, 4 * block.n_edges * heads)
 
 
-def attention(block: Block, kind: str, heads: int, width: int, dtype: torch.dtype, *, dropout: bool = False) -> Traffic:
-    """Forward: E x (value and src rows + i) + n_dst x (dst row + out row + lse) + indptr; with dropout E x 8 for the
-    positions. gatv2's value and src are one row, a gat's src and dst have H elements.
+def attention(
+    block: Block, kind: str, heads: int, width: int, dtype: torch.dtype, *, dropout: bool = False
+) -> Traffic:
+    """Forward: E x (value and src rows + i) + n_dst x (dst row + out row + lse) + indptr; with dropout E x 8
+    for the positions. gatv2's value and src are one row, a gat's src and dst have H elements.
     """
     size, wide = heads * width, _wide(dtype)
     source, end = _attention_rows(kind, heads, width)
@@ -99,8 +105,9 @@ def attention(block: Block, kind: str, heads: int, width: int, dtype: torch.dtyp
 def attention_backward(
     block: Block, kind: str, heads: int, width: int, dtype: torch.dtype, *, dropout: bool = False
 ) -> Traffic:  # fmt: skip
-    """Two passes. Destinations: the forward's E x (..), and n_dst x (dst, grad, out, lse, delta, grad_dst). Sources:
-    E x (dst and grad rows, lse and delta, 8; with dropout 24 more) + n_src x (value and src rows, and their gradients).
+    """Two passes. Destinations: the forward's E x (..), and n_dst x (dst, grad, out, lse, delta, grad_dst).
+    Sources: E x (dst and grad rows, lse and delta, 8; with dropout 24 more) + n_src x (value and src rows,
+    and their gradients).
     """
     size, wide = heads * width, _wide(dtype)
     source, end = _attention_rows(kind, heads, width)
@@ -119,8 +126,8 @@ def dropout(n_rows: int, width: int, dtype: torch.dtype) -> Traffic:
 
 
 def sample_neighbors(n_rows: int, n_drawn: int, indices: Tensor) -> Traffic:
-    """n x 40 for row, id, two row pointers in and one out; for each drawn edge its index, and index, position and
-    edge number out.
+    """n x 40 for row, id, two row pointers in and one out; for each drawn edge its index, and index, position
+    and edge number out.
     """
     return Traffic(n_rows * 5 * POINTER_BYTES + n_drawn * (2 * indices.element_size() + 2 * POINTER_BYTES), 0)
 

@@ -1,11 +1,12 @@
-"""Launch configurations of Triton kernels, and strategies of torch paths, looked up by what a call looks like.
+"""Launch configurations of Triton kernels, and strategies of torch paths, looked up by what a call looks
+like.
 
-A table holds what `tools/autotune.py` measured on one machine: device, torch and Triton versions, and for every key
-(kernel or op, dtype, width class, degree class) the best choice. A lookup asks the table shipped with tgnn, then the
-user's, and else takes the default; nothing is ever timed here. `$TGNN_TUNING` names one table to use instead of both.
-A table is read once per process, so that a run keeps its choices, and all ranks that see the same file make the same
-ones (`describe` tells which). A damaged table, or one of another device or version, gives one warning and the
-defaults.
+A table holds what `tools/autotune.py` measured on one machine: device, torch and Triton versions, and for
+every key (kernel or op, dtype, width class, degree class) the best choice. A lookup asks the table shipped
+with tgnn, then the user's, and else takes the default; nothing is ever timed here. `$TGNN_TUNING` names one
+table to use instead of both. A table is read once per process, so that a run keeps its choices, and all ranks
+that see the same file make the same ones (`describe` tells which). A damaged table, or one of another device
+or version, gives one warning and the defaults.
 
 Example: a launch of `spmm_sum` on float32 rows of 100 elements, 9.5 edges each on average, has the key
 `spmm_sum float32 width<=128 degree<=32`.
@@ -77,7 +78,7 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class Asked:
-    """One lookup: of a kernel's `spec`, or (None) of a torch strategy, and the candidates, the default first."""
+    """One lookup: of a kernel's `spec`, or (None) of a strategy, and the candidates, the default first."""
 
     spec: KernelSpec | None
     dtype: torch.dtype
@@ -87,7 +88,7 @@ class Asked:
 
 
 def lookup(spec: KernelSpec, device: torch.device, dtype: torch.dtype, width: int, degree: float) -> Config:
-    """The configuration for a launch on rows of `width` elements and segments of `degree` edges on average."""
+    """The configuration for a launch on rows of `width` elements and `degree` edges a segment on average."""
     return _choice(spec.name, spec, device, dtype, width, degree, None)
 
 
@@ -126,15 +127,17 @@ def _find(name, spec, device, dtype, width, degree, choices):
             for candidate in candidates:
                 if stored == (candidate.as_dict() if isinstance(candidate, Config) else candidate):
                     return candidate
-            warn_once(f"tuning {table.path}", f"{table.path}: {key} names {stored}, which is no choice any more; "
-                      f"the default is used, tune again with tools/autotune.py")  # fmt: skip
+            what = f"{table.path}: {key} names {stored}, which is no choice any more"
+            warn_once(
+                f"tuning {table.path}", f"{what}; the default is used, tune again with tools/autotune.py"
+            )
     return candidates[0]
 
 
 @contextlib.contextmanager
 def trial(forced: Mapping[str, Any]) -> Iterator[dict[str, Asked]]:
-    """For measuring: lookups of the names in `forced` get what it says, all others their default, whatever the tables
-    say. Yields a dictionary that fills with what is asked, by key.
+    """For measuring: lookups of the names in `forced` get what it says, all others their default, whatever
+    the tables say. Yields a dictionary that fills with what is asked, by key.
     """
     global _trial
     before, _trial = _trial, (forced, {})
@@ -163,11 +166,14 @@ def key_of(name: str, dtype: torch.dtype, width: int, degree: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read: its file, the SHA-256 of its bytes, and key -> entry with `choice` and times."""
+    """A table that was read: its file, the SHA-256 of its bytes, key -> entry with `choice` and times, and
+    the workloads that the tuning tool is done with.
+    """
 
     path: Path
     sha256: str
     entries: Mapping[str, Mapping[str, Any]]
+    done: Mapping[str, str]
 
 
 class BadTable(ValueError):
@@ -176,7 +182,11 @@ class BadTable(ValueError):
 
 def machine(device: torch.device | str) -> dict[str, str | None]:
     """What a table is keyed by: the device's name, torch's and Triton's version (None without it)."""
-    return {"device": device_name(torch.device(device)), "torch": torch.__version__, "triton": _triton_version()}
+    return {
+        "device": device_name(torch.device(device)),
+        "torch": torch.__version__,
+        "triton": _triton_version(),
+    }
 
 
 @cache
@@ -232,7 +242,9 @@ def _tables(device: torch.device) -> tuple[Table, ...]:
         except FileNotFoundError:
             if not os.environ.get(TABLE_VARIABLE):
                 continue
-            warn_once(f"tuning {path}", f"{path}: ${TABLE_VARIABLE} names no file; default configurations are used")
+            warn_once(
+                f"tuning {path}", f"{path}: ${TABLE_VARIABLE} names no file; default configurations are used"
+            )
         except (BadTable, OSError) as error:
             do = "default configurations are used; remove it, or tune again with tools/autotune.py"
             warn_once(f"tuning {path}", f"{path}: {error}; {do}")
@@ -253,9 +265,11 @@ def read_table(path: Path, of: Mapping[str, str | None]) -> Table:
     if other:
         raise BadTable(f"tuning table of another machine ({', '.join(other)})")
     entries = content.get("entries")
-    if not isinstance(entries, dict) or not all(isinstance(e, dict) and "choice" in e for e in entries.values()):
+    if not isinstance(entries, dict) or not all(
+        isinstance(e, dict) and "choice" in e for e in entries.values()
+    ):
         raise BadTable("damaged tuning table (entries without a choice)")
-    return Table(path, hashlib.sha256(data).hexdigest(), entries)
+    return Table(path, hashlib.sha256(data).hexdigest(), entries, content.get("done", {}))
 
 
 def describe(device: torch.device | str = "cpu") -> dict[str, str]:

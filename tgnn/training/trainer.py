@@ -338,5 +338,7 @@ def _progress(when: str, done: int, steps: int, rank: int) -> Iterator[tqdm]:
     seconds. Elsewhere than on a terminal `auto` writes a line now and then instead of a bar.
     """
     shown = rank == 0 and (when == "always" or (when == "auto" and sys.stderr.isatty()))
+    # The default lock is one between processes: a rank that is killed would leave its semaphore behind.
+    tqdm.set_lock(threading.RLock())
     with tqdm(initial=done, total=steps, unit="step", disable=not shown, delay=2, dynamic_ncols=True) as bar:
         yield bar

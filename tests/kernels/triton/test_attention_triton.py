@@ -1,4 +1,4 @@
-"""attention and edge_softmax by Triton kernels against dense softmax in float64: values and every gradient."""
+"""attention and edge_softmax by Triton kernels against dense softmax in float64: values, every gradient."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def inputs(block, kind, heads=3, width=5, dtype=F64, score_width=None, shared=Fa
 def call(block, kind, leaves, **options):
     """`attention` on the leaves."""
     ends = {"src": leaves["value"], "att": None, **leaves}
-    return attention(block, ends["value"], kind, ends["src"], ends["dst"], ends["att"], slope=SLOPE, **options)
+    tensors = (ends["src"], ends["dst"], ends["att"])
+    return attention(block, ends["value"], kind, *tensors, slope=SLOPE, **options)
 
 
 def check(block, kind, leaves, assert_near, device, dropout=0.0):
@@ -98,7 +99,7 @@ def test_docstring_examples(device):
     src = torch.tensor([[0.0], [0.0], [math.log(2)]], device=device, requires_grad=True)
     zeros = torch.zeros(3, 1, device=device)
     assert attention(block, value, "gat", zeros, zeros[:2]).tolist() == [[[3.5]], [[0.0]]]
-    out = attention(block, value, "gat", src, zeros[:2])
+    out = attention(block, value, "gat", src, zeros[:2] + 1)
     torch.testing.assert_close(out.cpu(), torch.tensor([[[4.0]], [[0.0]]]), rtol=1e-6, atol=0)
     out.sum().backward()
     torch.testing.assert_close(value.grad.flatten().cpu(), torch.tensor([0, 1 / 3, 2 / 3]), rtol=1e-6, atol=0)
@@ -112,7 +113,7 @@ def test_docstring_examples(device):
 @pytest.mark.parametrize("dtype, index, heads, width", SHAPES)
 def test_values_and_every_gradient(random_block, assert_near, device, kind, dtype, index, heads, width):
     """A block with an empty row, repeated edges and half a hub; GATv2 with one tensor at both places."""
-    block = random_block(n_dst=5, n_src=6, seed=width, dtype=index)
+    block = random_block(n_dst=4, n_src=5, most=3, seed=width, dtype=index)
     shared = kind == "gatv2" and heads != 1
     check(block, kind, inputs(block, kind, heads, width, dtype, shared=shared), assert_near, device)
 
@@ -121,7 +122,7 @@ def test_values_and_every_gradient(random_block, assert_near, device, kind, dtyp
 @pytest.mark.parametrize("kind", KINDS)
 def test_hubs_in_pieces_with_dropout(random_block, short_pieces, assert_near, device, kind, dtype):
     """Rows and sources of many pieces, a score width of its own, several tiles of heads, dropped edges."""
-    block = random_block(n_dst=6, n_src=4, most=6, seed=3)
+    block = random_block(n_dst=4, n_src=3, most=4, seed=3)
     leaves = inputs(block, kind, heads=5, width=6, dtype=dtype, score_width=3)
     check(block, kind, leaves, assert_near, device, dropout=0.4)
 
@@ -159,9 +160,9 @@ def test_a09_star_of_4096(device, dtype):
     assert (edge_softmax(into, zeros) == 1 / 4096).all()
 
 
-def test_a09_source_of_1100_edges(device):
-    """One source of that many destinations, each of one edge: its gradient is their number, in one rounding."""
-    n = 1100
+def test_a09_source_of_600_edges(device):
+    """One source of as many destinations, each of one edge: its gradient is their number, in one rounding."""
+    n = 600
     block = Block(indptr=torch.arange(n + 1), indices=torch.zeros(n, dtype=I64), n_src=n).to(device)
     value = torch.ones(n, 1, 1, dtype=BF16, device=device, requires_grad=True)
     zeros = torch.zeros(n, 1, dtype=BF16, device=device)
@@ -171,7 +172,7 @@ def test_a09_source_of_1100_edges(device):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a10_strided_inputs_and_expanded_gradients(random_block, device, kind):
-    """Every layout gives the bits of contiguous copies: rows with gaps, transposed, expanded, column slices."""
+    """Every layout gives the bits of contiguous copies: rows with gaps, transposed, expanded, slices."""
     block = random_block(n_dst=4, n_src=5).to(device)
     plain = {name: leaf.detach() for name, leaf in inputs(block, kind, heads=2, width=3, dtype=F32).items()}
     side_by_side = torch.cat([plain["value"], plain["value"]], 1)
@@ -224,13 +225,13 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_tensor_of_edges_and_columns(device, kind):
-    """96 edges, 2 heads, 16 columns, 6 rows: nothing is larger than [n, H, D], nothing is added atomically."""
+    """96 edges, 2 heads, 16 columns, 6 rows: nothing is larger than [n, H, D], or added atomically."""
     indptr = torch.tensor([0, 60, 70, 80, 96])
     ids, position = torch.arange(4), torch.cat([torch.arange(d) for d in indptr.diff().tolist()])
     block = Block(indptr, torch.arange(96) % 6, 6, position=position, dst_id=ids).to(device)
     leaves = inputs(block, kind, heads=2, width=16, dtype=F32)
     leaves = {name: leaf.detach().to(device).requires_grad_() for name, leaf in leaves.items()}
-    block.transposed, block.dst_rows
+    assert block.transposed.edge.numel() == 96
     with Largest() as seen:
         call(block, kind, leaves, dropout=0.2, key=KEY).sum().backward()
     assert last_ran("attention") == "triton"
