@@ -153,7 +153,7 @@ def test_torchrun_trains_and_prints_one_table(under_torchrun: dict[str, Any]):
     status, out, err = under_torchrun["good"]
     assert status == 0, err
     assert out.count("seeds/s on 2 ranks") == 1
-    run = under_torchrun["folder"] / "good" / "runs" / "sbm-300-sage-1"
+    run = under_torchrun["folder"] / "good" / "runs" / "sbm-sage-1"
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     assert len(list((under_torchrun["folder"] / "good" / "cache").iterdir())) == 1
 

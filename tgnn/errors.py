@@ -18,7 +18,7 @@ USER_ERROR_STATUS = 2
 FAULT_STATUS = 1
 INTERRUPT_STATUS = 130
 # Longer than torchrun needs to end the other ranks when one of them has failed.
-_TORCHRUN_ENDS_RANKS_S = 3.0
+_TORCHRUN_ENDS_RANKS_S = 15.0
 
 _warned: set[str] = set()
 

@@ -50,7 +50,7 @@ def test_generators_by_name(name, n):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cora", "'cora'.*sbm, community, rmat, ring, hand-drawn, karate.*path"),
+        ("core", "'core'.*sbm, community, rmat, ring, hand-drawn, karate, cora, .*ogbn-arxiv.*path"),
         ("sbm:many", "'sbm:many'"),
         ("sbm:", "'sbm:'"),
         ("sbm:-5", "'sbm:-5'"),
@@ -69,7 +69,7 @@ def test_unknown_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="without ind.<name>.graph"):
         load(tmp_path)
     (tmp_path / "g.parquet").write_bytes(b"x")
-    with pytest.raises(UserError, match="ending in .npz, .txt"):
+    with pytest.raises(UserError, match="DGL graph file, or a file ending in .npz, .txt"):
         load(tmp_path / "g.parquet")
     np.savez(tmp_path / "g.npz", a=[1])
     with pytest.raises(UserError, match="keys a, expected adj_data"):

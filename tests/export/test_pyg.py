@@ -116,7 +116,7 @@ def test_layers_made_in_pyg(pyg, example):
     [
         (lambda nn: nn.GCNConv(4, 4), "in-degrees at both ends"),
         (lambda nn: nn.GATConv(4, 4, 2), "self-loops in the data"),
-        (lambda nn: nn.GATConv(4, 4, 2, add_self_loops=False, concat=False), "averaged after the bias"),
+        (lambda nn: nn.GATConv(4, 4, 2, add_self_loops=False, concat=False), "heads averaged after the bias"),
         (lambda nn: nn.GATv2Conv(4, 4, 2, add_self_loops=False), "a bias at its output"),
         (lambda nn: nn.GATv2Conv(4, 4, 2, add_self_loops=False, share_weights=True), "share_weights=False"),
         (lambda nn: nn.SAGEConv(4, 4, normalize=True), "normalize=False"),

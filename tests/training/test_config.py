@@ -28,7 +28,7 @@ FLAGS = """
 --weight-decay --patience --eval-every --metric --ranks --parallel --device --backend --dtype
 --partitioner --store --prefetch --seed --timeout --run-dir --checkpoint-every --progress
 --inference-edges --num-vertices --feature-file --label-file --split-file --delimiter
---weight-column --relabel --duplicates --add-reverse --self-loops --largest-component --split
+--weight-column --relabel --add-inverse-edge --duplicates --add-reverse --self-loops --largest-component --split
 --split-seed --feature-norm --config --resume --print-config --help
 """.split()
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgnn.data import synthetic, transforms
+from tgnn.data.catalogue import CATALOGUE
+from tgnn.data.dgl_binary import FILE_MAGIC, starts_like_dgl
+from tgnn.data.dgl_format import partition_json, read_book
+from tgnn.data.download import fetch
 from tgnn.data.graph import SPLITS, Dataset
 from tgnn.data.options import DataOptions
+from tgnn.data.readers.dgl import read_dgl_graph, read_dgl_partition
 from tgnn.data.readers.edge_list import TEXT_SUFFIXES, read_edge_list
 from tgnn.data.readers.heterophilous import HETEROPHILOUS_KEYS, read_heterophilous
 from tgnn.data.readers.npz import open_npz
+from tgnn.data.readers.ogb import ogb_files, read_ogb
 from tgnn.data.readers.planetoid import planetoid_files, read_planetoid
 from tgnn.data.readers.shchur import SHCHUR_KEYS, read_shchur
 from tgnn.data.readers.sidecar import read_split
@@ -52,8 +58,10 @@ def load(data: str | Path, options: DataOptions | None = None) -> Dataset:
 
     Args:
         data: a generator (`sbm`, `community`, `rmat`, `ring`, each also with a size such as `sbm:20000` or
-            the scale `rmat:18`; `hand-drawn`, `karate`), or a path: a Planetoid directory, an `.npz`
-            (Shchur, heterophilous or tgnn layout, told by its keys), or an edge list in text.
+            the scale `rmat:18`; `hand-drawn`, `karate`); a published data set (`cora`, `ogbn-arxiv`, ...; see
+            `tgnn.data.download`, which fetches what is not there yet); or a path: a Planetoid, OGB or DGL
+            partition directory, an `.npz` (Shchur, heterophilous or tgnn layout, told by its keys), a DGL
+            graph file, or an edge list in text. What exists as a path is not a published name.
         options: applied in the order that `DataOptions` states.
 
     Returns:
@@ -83,7 +91,7 @@ def data_fingerprint(data: str | Path, options: DataOptions | None = None) -> st
     files = [*source.files, *(Path(file) for file in _side_files(options))]
     facts = {
         "version": _FINGERPRINT_VERSION,
-        "data": str(data) if source.format == "generator" else str(Path(data).resolve()),
+        "data": str(Path(data).resolve()) if Path(data).exists() else str(data),
         "files": [_facts(file) for file in files],
         "options": options.as_dict(),
     }
@@ -120,27 +128,49 @@ def _find(data: str) -> _Source:
     if name in _GENERATORS:
         return _Source("generator", (), lambda options: _generate(name, size if ":" in data else None))
     path = Path(data)
-    if path.is_dir():
-        files = planetoid_files(path)
-        if not files:
-            raise wrong(
-                data, "a directory without ind.<name>.graph", "a Planetoid directory", "give another path"
-            )
-        return _Source("planetoid", tuple(files), lambda options: read_planetoid(path))
     if not path.exists():
-        raise wrong(
-            "DATA",
-            repr(data),
-            f"one of {', '.join(_GENERATORS)}, or the path of a directory or file",
-            "check the name or path",
-        )
+        if data not in CATALOGUE:
+            raise wrong(
+                "DATA",
+                repr(data),
+                f"one of {', '.join([*_GENERATORS, *CATALOGUE])}, or the path of a directory or file",
+                "check the name or path",
+            )
+        path = fetch(data)
+    description = partition_json(path)
+    if description is not None:
+        files = read_book(description).files
+        return _Source("dgl-partition", files, lambda options: read_dgl_partition(description))
+    return _find_directory(path) if path.is_dir() else _find_file(path)
+
+
+def _find_directory(path: Path) -> _Source:
+    """Which published layout a directory has."""
+    if files := planetoid_files(path):
+        return _Source("planetoid", tuple(files), lambda options: read_planetoid(path))
+    if files := ogb_files(path):
+        return _Source("ogb", tuple(files), lambda options: _read_ogb(path, options))
+    raise wrong(
+        str(path),
+        "a directory without ind.<name>.graph, raw/edge.csv.gz, raw/data.npz or a DGL partition's .json",
+        "a Planetoid, OGB or DGL partition directory",
+        "give another path",
+    )
+
+
+def _find_file(path: Path) -> _Source:
+    """Which format a file has."""
+    if magic := starts_like_dgl(path):
+        if magic != FILE_MAGIC:
+            do = "give the graph file, or the partition's folder or .json"
+            raise wrong(str(path), "a DGL tensor file, which holds no edges", "a DGL graph file", do)
+        return _Source("dgl-graph", (path,), lambda options: read_dgl_graph(path))
     if path.suffix == ".npz":
         return _find_npz(path)
     if path.name.endswith(TEXT_SUFFIXES):
         return _Source("edge-list", (path,), lambda options: _read_text(path, options))
-    raise wrong(
-        "DATA", repr(data), f"a file ending in .npz, {', '.join(TEXT_SUFFIXES)}", "rename or convert it"
-    )
+    known = f"a DGL graph file, or a file ending in .npz, {', '.join(TEXT_SUFFIXES)}"
+    raise wrong("DATA", repr(str(path)), known, "rename or convert it")
 
 
 def _find_npz(path: Path) -> _Source:
@@ -187,6 +217,14 @@ def _generate(name: str, size: str | None) -> Dataset:
     return make(int(size))
 
 
+def _read_ogb(path: Path, options: DataOptions) -> Dataset:
+    """An OGB directory, its own split where that is asked for."""
+    own_split = options.split_file is None and options.split in (None, "fixed")
+    return read_ogb(
+        path, options.add_inverse_edge, own_split=own_split, reverse_follows=options.add_reverse
+    )
+
+
 def _read_text(path: Path, options: DataOptions) -> Dataset:
     """An edge list with its side files."""
     side = {key: getattr(options, key) for key in ("feature_file", "label_file", "split_file")}
@@ -212,6 +250,9 @@ def _check_applicable(source: _Source, data: str, options: DataOptions) -> None:
                 "an edge list in text",
                 f"leave {flag} out",
             )
+    if options.add_inverse_edge is not None and source.format != "ogb":
+        flag = "--add-inverse-edge" if options.add_inverse_edge else "--no-add-inverse-edge"
+        raise wrong(flag, f"{data}, which is no OGB directory", "one", "give --add-reverse, or leave it out")
     if _is_number(options.split) and source.format != "heterophilous":
         raise wrong(
             "--split",

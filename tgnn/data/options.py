@@ -50,6 +50,10 @@ class DataOptions:
         False,
         "edge lists: ids have gaps; number the vertices 0 .. N - 1 in ascending order and keep the mapping",
     )
+    add_inverse_edge: bool | None = _option(
+        None,
+        "OGB's csv files: repeat every edge with its ends swapped (default: as OGB does for that data set)",
+    )
     duplicates: str = _option(
         "keep", "parallel edges: keep, or merge (weights are summed)", choices=("keep", "merge")
     )
@@ -103,4 +107,5 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "int | None": (int, type(None)),
     "bool": (bool,),
+    "bool | None": (bool, type(None)),
 }

@@ -1,4 +1,7 @@
-"""`python -m tgnn.export RUN --to dgl|pyg --out DIR [--verify]`: a trained run as a folder for DGL or PyG."""
+"""`python -m tgnn.export RUN --to dgl|pyg --out DIR [--verify]`: a trained run as a folder for DGL or PyG.
+
+`--to dgl-graph` and `--to dgl-partition` write the run's data, or a store, as DGL's own files: `dgl_files.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import tgnn.export.verify as verification
 from tgnn.errors import ReportedError, run_command, wrong
+from tgnn.export.dgl_files import FORMATS, IDS, export_files
 from tgnn.export.folder import Origin, check_free, new_folder, write_folder
 from tgnn.export.frameworks import FRAMEWORKS
 from tgnn.nn.model import GNN
@@ -26,11 +30,17 @@ def make_parser() -> Parser:
     """The parser of `python -m tgnn.export`."""
     parser = Parser(
         prog="python -m tgnn.export",
-        description="Write a trained run as a folder that needs only torch and DGL, or torch and PyG.",
+        description="Write a trained run as a folder that needs only torch and DGL, or torch and PyG; or its "
+        "data as DGL's files.",
     )
-    parser.add_argument("run", metavar="RUN", help="directory of a run that python -m tgnn.train has written")
-    parser.add_argument("--to", choices=tuple(FRAMEWORKS), required=True, help="the framework it is for")
-    parser.add_argument("--out", metavar="DIR", required=True, help="a new or empty directory")
+    run = "directory of a run that python -m tgnn.train has written; for DGL's files also a store"
+    parser.add_argument("run", metavar="RUN", help=run)
+    to = "the framework it is for, or dgl-graph, dgl-partition: the data as DGL's files"
+    parser.add_argument("--to", choices=(*FRAMEWORKS, *FORMATS), required=True, help=to)
+    out = "a new or empty directory; for dgl-graph a new file"
+    parser.add_argument("--out", metavar="DIR", required=True, help=out)
+    ids = "vertex ids of DGL's files (default: original in a graph, the store's new ones in a partition)"
+    parser.add_argument("--ids", choices=IDS, help=ids)
     compare = "run the folder in a process of its own on the whole graph and compare"
     parser.add_argument("--verify", action="store_true", help=compare)
     with_it = "--verify with this Python, of an environment that has the framework"
@@ -43,6 +53,10 @@ def make_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as the command line says; returns the exit status."""
     args = make_parser().parse_args(argv)
+    if args.to in FORMATS:
+        return export_files(args)
+    if args.ids is not None:
+        raise wrong("--ids", f"it beside --to {args.to}", f"--to {' or '.join(FORMATS)}", "leave --ids out")
     framework, out, run = FRAMEWORKS[args.to], Path(args.out), Path(args.run)
     if args.python is not None and not args.verify:
         raise wrong("--python", args.python, "it beside --verify only", "add --verify, or leave it out")

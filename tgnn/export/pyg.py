@@ -125,7 +125,7 @@ def _read_attention(layer: nn.Module, heads: str | None) -> GATConv | GATv2Conv:
         "residual": (getattr(layer, "residual", False), "residual=False, with GNN's residual instead"),
         "share_weights": (getattr(layer, "share_weights", False), "share_weights=False"),
         "two input widths": (not isinstance(layer.in_channels, int), "one width of input rows"),
-        "concat=False": (not layer.concat and layer.heads > 1, "concat=True, with heads averaged after the bias"),
+        "concat=False": (not layer.concat and layer.heads > 1, "concat=True, heads averaged after the bias"),
         "a bias at its output": (is_v2 and layer.bias is not None, "biases at its two linear layers alone"),
     })  # fmt: skip
     kind = GATv2Conv if is_v2 else GATConv

@@ -172,7 +172,9 @@ class Launch:
     def choose(self, specs: Specs, x: Tensor, cut: Cut) -> tuple[KernelSpec, Config, int]:
         """(row kernel, its configuration for this many heads, tiles of heads)."""
         spec = specs[self.kind, HALF if self.drop else 0]
-        config = config_of(spec, x, self.width, cut.n_edges, cut.n_rows)
+        # float64 takes twice the registers: tiles of twice the width.
+        width = self.width * max(1, x.element_size() // 4)
+        config = config_of(spec, x, width, cut.n_edges, cut.n_rows)
         # Fewer heads than a tile would take leave room for more edges.
         block_h = min(config.tiles["BLOCK_H"], triton.next_power_of_2(self.heads))
         block_e = min(32, config.tiles["BLOCK_E"] * config.tiles["BLOCK_H"] // block_h)
@@ -235,7 +237,7 @@ def _configs(width: int, tile_elements: int) -> tuple[Config, ...]:
                                     (2 * tile_elements, 256), (tile_elements, 512)):  # fmt: skip
         block_h = max(1, min(4, edge_elements // block_d))
         warps = min(16, max(1, block_h * block_d // edge_elements))
-        block_e = max(1, min(32, warps * elements // (block_h * block_d)))
+        block_e = max(1, min(8, warps * elements // (block_h * block_d)))
         config = Config({"BLOCK_E": block_e, "BLOCK_H": block_h}, num_warps=warps, num_stages=1)
         found += [] if config in found else [config]
     return tuple(found)

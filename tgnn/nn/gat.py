@@ -5,7 +5,7 @@ GATv2Conv  Brody, Alon, Yahav, "How attentive are graph attention networks?", 20
            score(u, v) = a . LeakyReLU(W_src x[u] + b_src + W_dst x[v] + b_dst)
 
 out[v] = sum over u -> v of softmax(score) W x[u] per head. Scores and dropped edges are per head; heads are joined or
-averaged. A vertex without in-edges gets the bias alone. Edge weights of the data are not used.
+averaged. A vertex without in-edges gets 0, and GATConv's bias. Edge weights of the data are not used.
 """
 
 from __future__ import annotations

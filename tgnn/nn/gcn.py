@@ -47,12 +47,12 @@ class GCNConv(Layer):
         x = rows.all()
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         from_source = block.degree_out.clamp(min=1).to(wide).rsqrt()
-        weight = from_source[block.indices]
+        at_destination = block.degree_in.clamp(min=1).to(wide).sqrt() / block.degrees.clamp(min=1)
+        # Both factors go into the edges' weights: the sum is rounded once, also in half types.
+        weight = from_source[block.indices] * at_destination[block.dst_rows]
         if block.weight is not None:
             weight = weight * block.weight
-        degree = block.degree_in.clamp(min=1).to(wide)
-        at_destination = degree.sqrt() / block.degrees.clamp(min=1)
-        out = spmm(block, x, weight) * at_destination[:, None].to(x.dtype)
+        out = spmm(block, x, weight)
         if not self.projects_first:
             out = out @ self.weight
         return out if self.bias is None else out + self.bias

@@ -64,8 +64,9 @@ class SAGEConv(Layer):
         return out + (neighbours if self.projects_first else self.fc_neigh(neighbours))
 
     def _forward_gcn(self, block: Block, x: Tensor) -> Tensor:
-        total = spmm(block, x, block.weight) + x[: block.n_dst]
-        out = total / (block.degrees + 1).to(x.dtype)[:, None]
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        total = spmm(block, x, block.weight).to(wide) + x[: block.n_dst]
+        out = (total / (block.degrees + 1)[:, None]).to(x.dtype)
         if not self.projects_first:
             out = self.fc_neigh(out)
         return out if self.bias is None else out + self.bias

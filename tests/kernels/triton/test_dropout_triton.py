@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,10 +25,10 @@ def check(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_torch_forward_and_backward(width: int, dtype: torch.dtype, device: str):
     generator = torch.Generator().manual_seed(width)
-    x = torch.randn(37, width, generator=generator).to(dtype)
-    grad = torch.randn(37, width, generator=generator).to(dtype)
-    ids = torch.randint(0, 1 << 40, (37,), generator=generator)
-    for p in (0.1, 0.5, 1 - 1e-9):
+    x = torch.randn(13, width, generator=generator).to(dtype)
+    grad = torch.randn(13, width, generator=generator).to(dtype)
+    ids = torch.randint(0, 1 << 40, (13,), generator=generator)
+    for p in (0.1, 1 - 1e-9):
         results = []
         for place, backend in (("cpu", "torch"), (device, "triton")):
             leaf = x.to(place).requires_grad_()
@@ -64,8 +65,11 @@ def test_no_mask_is_saved(device: str, triton_backend: None):
 
 
 def test_a08_rows_far_apart(device: str, triton_backend: None):
-    """Rows 2^30 elements apart (views of one small buffer cannot be, so of an expanded one): offsets are 64-bit."""
-    row = torch.randn(1, 8, device=device)
-    x = row.expand(6, 8)
-    ids = torch.arange(6, device=device)
+    """Rows 2^30 elements apart: the last one starts at 2^31. The buffer is never touched elsewhere."""
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 6 << 30:
+        pytest.skip("needs 6 GiB of GPU memory")
+    buffer = torch.from_numpy(np.zeros((2 << 30) + 8, dtype=np.float16)).to(device)
+    x = buffer.as_strided((3, 8), (1 << 30, 1))
+    x.copy_(torch.randn(3, 8))
+    ids = torch.arange(3, device=device)
     assert torch.equal(dropout(x, 0.5, KEY, ids), dropout(x.contiguous(), 0.5, KEY, ids))

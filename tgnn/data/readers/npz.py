@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib import format as npy_format
 
 from tgnn.errors import UserError, wrong
+
+_MAPPED_BYTES = 1 << 28
+"""Arrays of an archive from this size on are unpacked to disk where `mapped_array` reads them."""
 
 
 @contextmanager
@@ -37,6 +44,38 @@ def load_npy(path: Path, mmap: bool = False) -> np.ndarray:
     """The array in a `.npy` file, memory-mapped read-only where asked."""
     with reading(path):
         return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+
+
+def mapped_array(path: Path, key: str) -> np.ndarray | None:
+    """An array of an `.npz`; a big one is unpacked to a file without a name beside the archive (where that
+    folder cannot be written, with other temporary files) and memory-mapped, so it is never in memory as a
+    whole. None where the archive lacks the key or holds Python's None under it.
+    """
+    with reading(path), zipfile.ZipFile(path) as archive:
+        name = f"{key}.npy"
+        if name not in archive.namelist():
+            return None
+        with archive.open(name) as member:
+            version = npy_format.read_magic(member)
+            head = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+            shape, fortran, dtype = head(member)
+            if dtype.hasobject and shape == ():
+                return None
+            if archive.getinfo(name).file_size < _MAPPED_BYTES or dtype.hasobject:
+                with open_npz(path) as arrays:
+                    return arrays[key]
+            with _nameless_file(path.parent) as file:
+                shutil.copyfileobj(member, file, 1 << 22)
+                file.flush()
+                return np.memmap(file, dtype, "r+", shape=shape, order="F" if fortran else "C")
+
+
+def _nameless_file(folder: Path) -> BinaryIO:
+    """A temporary file in `folder` if that can be written; its space is free again when the last map ends."""
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return tempfile.TemporaryFile()
 
 
 class Npz:
