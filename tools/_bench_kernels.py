@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,11 +96,12 @@ class KernelBench:
                 self._note(f"{where}: {fault}", ours=name.startswith("tgnn"))
         traffic = case.traffic(work)
         for name, times in self.clock.measure(calls, self.rounds).items():
-            rate = traffic.bytes / statistics.median(times)
+            seconds = percentiles(times)
+            rate = traffic.bytes / seconds["p50"]
             self.rows.append({
                 "case": case.name, "dtype": str(work.dtype).removeprefix("torch."), "width": work.width,
                 "destinations": work.block.n_dst, "sources": work.block.n_src, "edges": work.block.n_edges,
-                "by": name, "seconds": percentiles(times),
+                "by": name, "seconds": seconds,
                 "model_bytes": traffic.bytes, "model_flops": traffic.flops,
                 "bytes_per_second": rate, "share_of_copy": rate / self.copy,
             })  # fmt: skip

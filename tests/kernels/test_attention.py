@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tgnn.errors import UserError
 from tgnn.kernels import Block, attention, edge_softmax, last_ran, rng, segment
@@ -163,6 +164,38 @@ def test_a10_strided_inputs_and_expanded_gradients(random_block, kind):
         results.append([out.detach(), *torch.autograd.grad(out.sum(), leaves)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements of a tensor that anything made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tensor_of_edges_and_columns(monkeypatch, kind):
+    """3000 edges, nearly all into one row, out of 40; 2 heads, 16 columns: E x H = 6000 against 96,000."""
+    monkeypatch.setattr(segment, "CHUNK_ELEMENTS", 4000)
+    indptr = torch.tensor([0, 0, 2900, 2950, 3000])
+    position = torch.cat([torch.arange(d) for d in indptr.diff().tolist()])
+    block = Block(indptr, torch.arange(3000) % 40, 40, position=position, dst_id=torch.arange(4))
+    tensors, saved = inputs(block, kind, heads=2, width=16, score_width=16, dtype=torch.float32), []
+    assert block.transposed.edge.numel() == 3000
+
+    def remember(tensor):
+        saved.append(tensor.numel())
+        return tensor
+
+    with Largest() as seen, torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        call(block, kind, tensors, dropout=0.2).sum().backward()
+    assert seen.elements <= 6000 and max(saved) <= 6000
 
 
 def test_edge_softmax_equals_softmax_row_by_row(random_block):

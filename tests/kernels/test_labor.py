@@ -74,7 +74,7 @@ def test_counts_are_binomial_and_rows_of_at_most_k_keep_all():
 
 
 def test_rows_of_equal_degree_share_their_choices():
-    """A source is kept by all of its rows of one degree or by none; a row of fewer in-edges keeps what a fuller one does."""
+    """A source is kept by all of its rows of one degree or by none; a row of fewer in-edges keeps what fuller ones do."""
     indptr, indices = random_csr(n=200, n_src=50, most=20, seed=2)
     sample = labor(indptr, indices, torch.arange(200), torch.arange(50), 5)
     degrees, reach = indptr.diff(), {}
@@ -96,7 +96,8 @@ def test_rows_of_equal_degree_share_their_choices():
 def test_fewer_distinct_sources_than_uniform_for_as_many_edges():
     generator = torch.Generator().manual_seed(3)
     n, degree, fanout = 1000, 40, 5
-    indptr, indices = torch.arange(0, n * degree + 1, degree), torch.randint(0, 2000, (n * degree,), generator=generator)
+    indptr = torch.arange(0, n * degree + 1, degree)
+    indices = torch.randint(0, 2000, (n * degree,), generator=generator)
     rows = torch.arange(n)
     shared = labor(indptr, indices, rows, torch.arange(2000), fanout)
     uniform = sample_neighbors(indptr, indices, rows, rows, fanout, KEY)

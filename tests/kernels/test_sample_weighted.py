@@ -249,6 +249,7 @@ def test_running_sums_stay_in_bounds_and_true():
 
 def test_below_wide_is_the_high_half_of_the_product():
     bits = torch.cat([rng.keyed(1, torch.arange(200)), torch.tensor([0, -1, 1 << 62, -(1 << 63)])])
-    bounds = torch.cat([(rng.keyed(2, torch.arange(200)) & (1 << 62) - 1).clamp(min=1), torch.tensor([1, (1 << 62) - 1, 3, 1 << 61])])  # fmt: skip
+    bounds = (rng.keyed(2, torch.arange(200)) & (1 << 62) - 1).clamp(min=1)
+    bounds = torch.cat([bounds, torch.tensor([1, (1 << 62) - 1, 3, 1 << 61])])
     expected = [(b & (1 << 64) - 1) * c >> 64 for b, c in zip(bits.tolist(), bounds.tolist(), strict=True)]
     assert rng.below_wide(bits, bounds).tolist() == expected

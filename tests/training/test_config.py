@@ -80,7 +80,7 @@ def test_help_names_choices_and_defaults(capsys: pytest.CaptureFixture) -> None:
         resolve(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--model {sage,gcn,gat,gatv2,gin}" in text
+    assert "--model {sage,gcn,gat,gatv2,gin,transformer}" in text
     assert "seeds per step over all ranks (default: 1024)" in text
 
 
@@ -150,7 +150,7 @@ def test_bare_flag_does_not_swallow_data() -> None:
         (["--inference-edges", "0"], "--inference-edges: got 0"),
         (
             ["--model", "gcnn"],
-            "--model: got 'gcnn', expected one of sage, gcn, gat, gatv2, gin; perhaps you meant gcn",
+            "--model: got 'gcnn', expected one of sage, gcn, gat, gatv2, gin, transformer; perhaps you meant gcn",
         ),
         (["--duplicates", "merged"], "perhaps you meant merge"),
         (["--norm", "batch", "--parallel", "data"], "--norm: got batch together with --parallel data"),

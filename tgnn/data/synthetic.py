@@ -59,10 +59,7 @@ def sbm(
     num_pairs = int(pairs_per_vertex * num_vertices)
     source, destination = _community_pairs(community, weight, num_pairs, inside, rng)
     y = community % num_classes
-    centres = rng.standard_normal((num_classes, num_features))
-    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
-    x = rng.standard_normal((num_vertices, num_features), dtype=np.float32)
-    x += centres.astype(np.float32)[y]
+    x = _noisy_features(y, num_classes, num_features, signal, rng)
     order = rng.permutation(num_vertices)
     first, second = (int(share * num_vertices) for share in (train_share, (1 + train_share) / 2))
     return Dataset(
@@ -76,6 +73,17 @@ def sbm(
         num_classes,
         {"generator": name, "num_vertices": num_vertices, "generator_seed": seed},
     )
+
+
+def _noisy_features(
+    y: np.ndarray, num_classes: int, num_features: int, signal: float, rng: np.random.Generator
+) -> np.ndarray:
+    """A class vector of length `signal` plus standard normal noise: float32 [N, F]."""
+    centres = rng.standard_normal((num_classes, num_features))
+    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
+    x = rng.standard_normal((len(y), num_features), dtype=np.float32)
+    x += centres.astype(np.float32)[y]
+    return x
 
 
 def community(num_vertices: int = 200_000, seed: int = 0, *, num_features: int = 128) -> Dataset:

@@ -1,6 +1,6 @@
 """`python -m tgnn.export RUN --to dgl|pyg --out DIR [--verify]`: a trained run as a folder for DGL or PyG.
 
-`--to dgl-graph` and `--to dgl-partition` write the run's data, or a store, as DGL's own files: `dgl_files.py`.
+`--to dgl-graph` and `--to dgl-partition` write the data of a run, or a store, as DGL files: `dgl_files.py`.
 """
 
 from __future__ import annotations

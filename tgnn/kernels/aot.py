@@ -110,7 +110,7 @@ def compile_spec(
     config = config or spec.configs(width)[0]
     if os.environ.get(INTERPRET_VARIABLE):
         return _elsewhere(spec, target, dtype, index_dtype, width, config)
-    source, options = _source(spec, dtype, index_dtype, width, config)
+    source, options = _source(spec, dtype, index_dtype, width, config, TARGETS[target][2])
     folder = cache_folder() / "aot"
     stem = f"{spec.name}-{target}-{_key(source, target, options)}"
     report = folder / f"{stem}.json"
@@ -127,7 +127,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _source(spec, dtype, index_dtype, width, config):
+def _source(spec, dtype, index_dtype, width, config, lanes):
     """Triton's ASTSource of a kernel, and the options it is compiled with."""
     from triton.compiler import ASTSource
 
@@ -136,7 +136,7 @@ def _source(spec, dtype, index_dtype, width, config):
     attrs = {(at,): [["tt.divisibility", 16]] for at in pointers}
     constants = {**spec.constants(width), **config.tiles}
     # As kernels are launched: see `segment_triton.launch`.
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    options = {"num_warps": config.warps(lanes), "num_stages": config.num_stages, "enable_fp_fusion": True}
     source = ASTSource(fn=spec.kernel, signature=signature, constexprs=constants, attrs=attrs)
     return source, options
 

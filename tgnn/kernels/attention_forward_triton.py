@@ -258,9 +258,10 @@ def _merge_constants(width: int) -> dict[str, Any]:
 
 
 def _merge_configs(width: int) -> tuple[Config, ...]:
-    """One head a program: few rows are long, so all threads go over the columns."""
-    warps = max(1, min(4, triton.next_power_of_2(width) // 128))
-    return (Config({"BLOCK_H": 1}, num_warps=warps, num_stages=1),)
+    """A lane for four columns: few rows are long, and as many programs as there are heads."""
+    block_d = triton.next_power_of_2(width)
+    tiles = {"BLOCK_H": max(1, min(4, 128 // block_d))}
+    return (Config(tiles, num_warps=max(1, min(4, block_d // 256)), num_stages=1),)
 
 
 FORWARD = {

@@ -1,7 +1,7 @@
 """Triton kernel of keyed dropout, forward and backward: the mask is computed anew from the key, never stored.
 
-A program takes ROWS rows by BLOCK_D columns. One 64-bit number serves four columns, so a tile of numbers is a quarter as
-wide as a tile of elements and is spread out by a reshape.
+A program takes ROWS rows by BLOCK_D columns. One 64-bit number serves four columns, so a tile of numbers is a quarter
+as wide as a tile of elements and is spread out by a reshape.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Weighted sampling of in-edges, with and without replacement, by integers alone.
 
-Without replacement edge e of weight w gets the key log2(-log2 u_e) - log2 w, u_e uniform, and a row draws its K smallest
-keys: the first is edge e with probability w / sum of w, and so on among the rest (Efraimidis, Spirakis: "Weighted random
-sampling with a reservoir", IPL 2006, whose keys u^(1/w) have the same order). Keys are fixed-point numbers
-(fixed_log.py); equal ones go by position. With replacement each draw takes the edge in whose share of the running sum of
-weights a random number falls. Edges of weight 0 are never drawn.
+Without replacement edge e of weight w gets the key log2(-log2 u_e) - log2 w, u_e uniform, and a row draws its K
+smallest keys: the first is edge e with probability w / sum of w, and so on among the rest (Efraimidis, Spirakis:
+"Weighted random sampling with a reservoir", IPL 2006, whose keys u^(1/w) have the same order). Keys are fixed-point
+numbers (fixed_log.py); equal ones go by position. With replacement each draw takes the edge in whose share of the
+running sum of weights a random number falls. Edges of weight 0 are never drawn.
 
 Example: weights 0, 2, 2: K = 2 draws positions 1 and 2; K = 1 either with probability 1/2.
 """

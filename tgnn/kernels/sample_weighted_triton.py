@@ -1,9 +1,9 @@
 """Triton kernel of weighted sampling without replacement: the K smallest keys of a row, in one stream over its edges.
 
 A lane of a tile [ROWS, WIDTH] holds the K smallest keys met so far; a step makes the keys of EDGES more in-edges a row
-and puts those below the row's largest held key in its place, one a turn and row. The more edges were met the fewer turns
-are needed, some K log(d / K) in all. Rows of more than `PIECE` in-edges are streamed in pieces by several lanes, whose
-keys a second launch merges; keys are distinct, so the result does not depend on the cut.
+and puts those below the row's largest held key in its place, one a turn and row. The more edges were met the fewer
+turns are needed, some K + K log(d / K) in all. Rows of more than `PIECE` in-edges are streamed in pieces by several
+lanes, whose keys a second launch merges; keys are distinct, so the result does not depend on the cut.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _launch(spec, lanes, inputs, ends, scratch, outputs, n, n_pieces, fanout, ke
 def _configs(width: int) -> tuple[Config, ...]:
     wide = triton.next_power_of_2(max(1, width))
     edges = max(32, min(128, wide))
-    rows = max(1, 64 // wide)
+    rows = max(1, min(4, 64 // wide))
     choices = ((rows, edges), (2 * rows, edges), (max(1, rows // 2), 2 * edges))
     return tuple(Config({"ROWS": r, "EDGES": e}, max(1, min(8, wide // 128)), 1) for r, e in choices)
 

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgnn.kernels.tuning import Config, KernelSpec, lookup
+from tgnn.kernels.tuning import Config, KernelSpec, lanes_of, lookup
 
 # Edges of a piece. Rows up to this long are one lane's work.
 PIECE = 512
@@ -183,7 +183,8 @@ def launch(spec: KernelSpec, config: Config, grid: tuple[int, ...], *args: Any, 
     if prod(grid) == 0:
         return
     # Multiplication and addition fuse: sums are no decisions, and no law asks for their last bit.
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+    warps = config.warps(lanes_of(args[0].device))
+    options = {"num_warps": warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
     with torch.cuda.device_of(args[0]):
         spec.kernel[grid](*args, **constants, **config.tiles, **options)
 

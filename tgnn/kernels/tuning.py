@@ -42,11 +42,19 @@ _TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "pytorch-triton", "triton-r
 
 @dataclass(frozen=True)
 class Config:
-    """How a kernel is launched: its tile sizes (constexpr arguments by name), warps and pipeline stages."""
+    """How a kernel is launched: its tile sizes (constexpr arguments by name), warps of 32 lanes, and pipeline
+    stages.
+    """
 
     tiles: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+
+    def warps(self, lanes: int) -> int:
+        """The warps of `lanes` lanes that are as many threads: a tile is spread over threads, so that loads stay
+        as wide where a warp has 64 lanes.
+        """
+        return max(1, self.num_warps * 32 // lanes)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -199,6 +207,14 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def lanes_of(device: torch.device) -> int:
+    """Lanes of a warp: 32, and 64 on AMD's data-centre GPUs (gfx9)."""
+    if device.type != "cuda" or torch.version.hip is None:
+        return 32
+    return 64 if torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx9") else 32
 
 
 @cache

@@ -88,8 +88,8 @@ def unique_triton(ids: Tensor) -> Tensor:
 def number_triton(slot: Tensor, flag: Tensor, first: Tensor, others: Tensor, scans: bool) -> Tensor:
     """`DirectTable.number` (one device sync).
 
-    slot [size] int32, flag [size] bool, all False before and after; scans: look for the rest among the flags, else among
-    `others`.
+    slot [size] int32, flag [size] bool, all False before and after; scans: look for the rest among the flags, else
+    among `others`.
     """
     first, others, flag = first.contiguous(), others.contiguous(), flag.view(torch.int8)
     m, n = first.numel(), others.numel()
@@ -117,7 +117,8 @@ def _configs(width: int) -> tuple[Config, ...]:
 
 
 def _spec(
-    name: str, op: str, kernel: object, tensors: dict[str, torch.dtype | str], scalars: tuple[str, ...], **constants: int
+    name: str, op: str, kernel: object, tensors: dict[str, torch.dtype | str], scalars: tuple[str, ...],
+    **constants: int,
 ) -> KernelSpec:  # fmt: skip
     def signature(dtype: torch.dtype, index: torch.dtype) -> dict[str, str]:
         types = pointers({name: index if kind == "index" else kind for name, kind in tensors.items()})

@@ -1,8 +1,8 @@
 """Multi-hop neighbour sampling on one rank (Hamilton et al. 2017, algorithm 2), over all in-edges that it can see.
 
 Hop 0 draws in-edges of the seeds; the distinct rows met so far are the next hop's frontier, the former frontier first.
-A sample is a pure function of (seed, epoch, step, hop, original destination id, draw). LABOR's (Balin, Catalyurek 2023) is
-one of (seed, epoch, step, hop, original source id), its layer-dependent form leaves out the hop.
+A sample is a pure function of (seed, epoch, step, hop, original destination id, draw). LABOR's (kernels/labor.py) is
+one of (seed, epoch, step, hop, original source id); its layer-dependent form leaves out the hop.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class NeighborSampler:
         """
         Args:
             topology: with source_id for LABOR, with edge_weight for `weighted`.
-            sampler: `uniform`; `labor` (expected number of in-edges = fanout, fewer distinct sources); `labor-dependent`
-                (the same, and hops share their choices); `weighted` (by edge weight; 0 is never drawn, not by -1 either).
+            sampler: `uniform`; `labor` (as many in-edges on average, fewer distinct sources); `labor-dependent` (the
+                same, and hops share their choices); `weighted` (by edge weight; 0 is never drawn, not by -1 either).
             replace: draw with replacement.
         """
         check_sampler(sampler, replace, topology.edge_weight is not None)

@@ -209,9 +209,7 @@ def _table(
 def _blocks(path: Path, rows: int, kinds_of: Callable[[list[str]], list[str]]) -> Iterator[Block]:
     """The blocks of a csv that must have exactly `rows` lines."""
     done = 0
-    if rows == 0 and path.is_file():
-        return
-    for block in read_blocks(path, kinds_of, "comma", row_is_line=True):
+    for block in read_blocks(path, kinds_of, "comma", row_is_line=True, may_be_empty=True):
         count = len(block.columns[0])
         if done + count > rows:
             raise block.fault(rows - done, f"{rows} lines, as many as counted", "fetch the files again")
@@ -291,8 +289,8 @@ def _read_split(split: Path, n: int) -> dict[str, np.ndarray]:
     """Train, val and test ids."""
     ids = {}
     for name in SPLITS:
-        path, found = split / _SPLIT_FILES[name], []
-        for block in read_blocks(path, lambda _: [ID], "comma"):
+        path, found = split / _SPLIT_FILES[name], [np.zeros(0, np.int64)]
+        for block in read_blocks(path, lambda _: [ID], "comma", may_be_empty=True):
             bad = np.flatnonzero((block.columns[0] < 0) | (block.columns[0] >= n))
             if len(bad):
                 raise block.fault(int(bad[0]), f"ids in [0, {n})", "fetch the file again")

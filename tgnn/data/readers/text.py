@@ -56,6 +56,7 @@ def read_blocks(
     kinds_of: Callable[[list[str]], Sequence[str]],
     delimiter: str = "auto",
     row_is_line: bool = False,
+    may_be_empty: bool = False,
 ) -> Iterator[Block]:
     """The rows of a text table, some millions of characters at a time.
 
@@ -64,9 +65,11 @@ def read_blocks(
         kinds_of: given the first row's fields, the kind of each column (ID, NUMBER, LABEL, WORD or SKIP).
         delimiter: a name of `DataOptions.delimiter`; "auto" looks at the first row.
         row_is_line: whether a single column counts lines, so that a blank line between rows is a fault.
+        may_be_empty: whether a file without any row is nothing wrong.
 
     Raises:
-        UserError: the file is missing, damaged or empty, or a line is not what its columns should be.
+        UserError: the file is missing, damaged or (unless it may be) empty, or a line is not what its columns
+            should be.
     """
     kinds: Sequence[str] = ()
     separator, line_number, seen_blank, any_row = None, 1, 0, False
@@ -90,7 +93,7 @@ def read_blocks(
             if len(block.columns[0]):
                 any_row = True
                 yield block
-    if not any_row:
+    if not any_row and not may_be_empty:
         raise wrong(str(path), "no line of data", "at least one", "check that this is the right file")
 
 
