@@ -69,7 +69,7 @@ class Case:
         leaves = {name: x.requires_grad_(name in self.grads) for name, x in inputs.items()}
         with use_backend(backend):
             out = self.apply(work.block, leaves)
-        grad = Workload(work.block, work.width, out.dtype, work.device).rows(*out.shape, seed=9)
+        grad = work.rows(*out.shape, seed=9).to(out.dtype)
         wanted = [leaves[name] for name in self.grads]
 
         def run() -> Sequence[Tensor]:

@@ -35,7 +35,7 @@ class Data(types.SimpleNamespace):
 
 
 class DGLGraph:
-    """What a DGL graph looks like from here: edges come in any order unless asked by id."""
+    """What a DGL graph looks like from here: edges come in any order, with their ids."""
 
     is_block = False
     ntypes, etypes = ["_N"], ["_E"]
@@ -46,8 +46,9 @@ class DGLGraph:
     def num_nodes(self):
         return 5
 
-    def edges(self, order="srcdst"):
-        return tuple(EDGES if order == "eid" else EDGES.flip(1))
+    def edges(self, form, order):
+        assert form == "all"
+        return (*EDGES.flip(1), torch.arange(4, -1, -1))
 
 
 def triples(graph):
@@ -106,6 +107,7 @@ def test_pyg_refusals():
         from_pyg(Data(edge_index=EDGES, num_nodes=3))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 def test_pyg_transposed_matrices():
     # Row v of the transposed matrix lists the sources of v.
     transposed = types.SimpleNamespace(coo=lambda: (EDGES[1], EDGES[0], WEIGHT))
@@ -153,7 +155,8 @@ def test_real_dgl():
     g.ndata.update({"feat": X, "label": Y, "train_mask": TRAIN})
     g.edata["weight"] = WEIGHT
     check_full(dataset_from_dgl(g))
-    check_full(dataset_from_dgl(g.formats(["csc"])))
+    for layout in ("coo", "csr", "csc"):
+        check_full(dataset_from_dgl(g.formats(layout)))
     typed = dgl.heterograph({("a", "r", "b"): ([0], [0]), ("b", "s", "a"): ([0], [0])})
     with pytest.raises(UserError, match="a, b and edge types r, s"):
         graph_from_dgl(typed)

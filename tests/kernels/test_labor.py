@@ -74,7 +74,7 @@ def test_counts_are_binomial_and_rows_of_at_most_k_keep_all():
 
 
 def test_rows_of_equal_degree_share_their_choices():
-    """A source is kept by all of its rows of one degree or by none; a row of fewer in-edges keeps what fuller ones do."""
+    """A source is kept by all rows of one degree or by none; a row of fewer in-edges keeps what fuller ones do."""
     indptr, indices = random_csr(n=200, n_src=50, most=20, seed=2)
     sample = labor(indptr, indices, torch.arange(200), torch.arange(50), 5)
     degrees, reach = indptr.diff(), {}

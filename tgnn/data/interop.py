@@ -108,8 +108,10 @@ def graph_from_dgl(g: Any, *, weight: str | None = None) -> Graph:
     if weight is not None and weight not in g.edata:
         have = ", ".join(g.edata) or "none"
         raise wrong("graph_from_dgl", f"edge data {have}", f"{weight!r} among it", "pass another weight")
-    source, destination = g.edges(order="eid")
-    edges = np.stack([to_numpy(source, "sources"), to_numpy(destination, "destinations")])
+    # A graph that is kept as CSR or CSC alone cannot list its edges by id.
+    source, destination, ids = (to_numpy(ends, "edges") for ends in g.edges(form="all", order=None))
+    edges = np.empty((2, len(ids)), np.int64)
+    edges[0, ids], edges[1, ids] = source, destination
     return Graph.from_edge_index(edges, g.num_nodes(), None if weight is None else g.edata[weight])
 
 

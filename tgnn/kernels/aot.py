@@ -153,6 +153,8 @@ def _read(report: Path, about: Mapping[str, Any]) -> Compiled | None:
     """The cached report, if it is there, whole, and its assembly too."""
     try:
         fields = json.loads(report.read_text())
+        # The folder may have been moved.
+        fields |= {name: str(report.with_name(Path(fields[name]).name)) for name in ("assembly", "binary")}
         if fields.pop("format") != FORMAT or not Path(fields["assembly"]).is_file():
             return None
         for name in ("loads", "stores", "loop_loads"):

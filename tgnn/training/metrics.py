@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tgnn.errors import UserError, wrong
+from tgnn.kernels.tuning import device_name
 from tgnn.parallel.comm import Comm
 from tgnn.training.checkpoint import atomic_file
 from tgnn.training.config import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
@@ -323,13 +324,12 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     """What produced a number: versions, the device's name, the checkout's commit (None outside one)."""
     packages = ("tgnn", "torch", "numpy", "triton")
     device = torch.device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {
         "versions": {
             "python": platform.python_version(),
             **{package: _version(package) for package in packages},
         },
-        "device": name,
+        "device": device_name(device),
         "commit": _commit(Path(__file__).resolve().parents[2]),
     }
 
@@ -339,14 +339,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _commit(checkout: Path) -> str | None:
