@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -226,7 +227,7 @@ def test_damaged_partitions_are_refused(karate, tmp_path):
     assert load(tmp_path / "q").num_edges == 156
 
 
-def test_a20_round_trips_in_original_and_new_ids(weighted, store, tmp_path):
+def test_round_trips_in_original_and_new_ids(weighted, store, tmp_path):
     write_dgl_graph(store, tmp_path / "original.dgl")
     assert_same_data(load(tmp_path / "original.dgl"), weighted)
     write_dgl_graph(store, tmp_path / "new.dgl", ids="new")
@@ -254,6 +255,22 @@ def test_small_pieces_give_the_same_files(store, tmp_path, monkeypatch):
     write_dgl_partition(store, tmp_path / "pieces")
     for path in sorted((tmp_path / "whole").rglob("*.*")):
         assert path.read_bytes() == (tmp_path / "pieces" / path.relative_to(tmp_path / "whole")).read_bytes()
+
+
+def test_a20_writing_takes_tables_and_a_piece_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("tgnn.export.dgl_files.CHUNK_BYTES", 1 << 15)
+    n, rng = 3000, np.random.default_rng(0)
+    graph = Graph.from_edge_index(rng.integers(0, n, (2, 150_000)), n, rng.random(150_000))
+    data = Dataset("big", graph, rng.random((n, 300), np.float32), rng.integers(0, 3, n), train=[0])
+    store = write_store(data, np.arange(n) % 3, tmp_path / "store")
+    vertex_tables = 8 * 8 * n
+    for write, out in ((write_dgl_graph, "g.bin"), (write_dgl_partition, "p")):
+        tracemalloc.start()
+        write(store, tmp_path / out)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # The arrays take 3.6 MB of features and 3.6 MB of edges.
+        assert peak < vertex_tables + 20 * (1 << 15) < 1e6, f"{peak} bytes for {out}"
 
 
 def test_original_ids_in_a_partition_need_parts_that_are_ranges(weighted, store, tmp_path):

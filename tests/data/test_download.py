@@ -141,7 +141,7 @@ def test_a_server_that_ignores_ranges(thing):
 
 def test_gives_up_after_some_tries_and_says_what_to_do(thing):
     thing.breaks, thing.break_at = 100, 0
-    with pytest.raises(UserError, match=r"/some/thing.npz: got .*put the file at .*thing.npz by hand") as caught:
+    with pytest.raises(UserError, match=r"/some/thing.npz: got .*at .*thing.npz by hand") as caught:
         fetch("thing")
     assert "\n" not in str(caught.value) and len(thing.requests) == 4
     assert not (data_folder() / "some/thing.npz").exists()

@@ -1,4 +1,4 @@
-"""Data sets from PyG's and DGL's objects: small stand-ins everywhere, the real ones where they are installed."""
+"""Data sets from PyG's and DGL's objects: small stand-ins, and the real ones where they are installed."""
 
 from __future__ import annotations
 

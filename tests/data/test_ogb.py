@@ -1,8 +1,9 @@
-"""OGB's raw directories: the samples equal Planetoid Cora, small ones made here have the quirks and faults."""
+"""OGB's raw directories: the samples equal Planetoid Cora, small ones made here have the quirks."""
 
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def folder(tmp_path):
 
     def make(name="ogbn_arxiv", **files):
         root = tmp_path / name
-        files = {key.replace("_", "-", 1) if key != "edge_weight" else key: text for key, text in files.items()}
+        files = {key.replace("_", "-", key != "edge_weight"): text for key, text in files.items()}
         content = {
             "edge": "0,1\n2,1\n1,3\n",
             "num-node-list": "4\n",
@@ -194,6 +195,24 @@ def test_graphs_of_several_types_are_refused(folder):
     put(root / "raw" / "triplet-type-list.csv.gz", "author,writes,paper\n")
     with pytest.raises(UserError, match="several types"):
         load(root)
+
+
+def test_a20_csv_is_read_in_pieces(folder, monkeypatch):
+    monkeypatch.setattr("tgnn.data.readers.text._BLOCK_CHARS", 1 << 13)
+    n, width, e = 2000, 64, 30_000
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, n, (e, 2)).tolist()
+    files = {"edge": "".join(f"{u},{v}\n" for u, v in ends), "num_node-list": f"{n}\n"}
+    files |= {"num_edge-list": f"{e}\n", "node_label": "0\n1\n" * (n // 2)}
+    files["node_feat"] = "".join(",".join(map(str, row)) + "\n" for row in rng.integers(0, 99, (n, width)))
+    root = folder("ogbn_arxiv", **files)
+    tracemalloc.start()
+    data = load(root)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert data.num_edges == e and data.x.shape == (n, width)
+    # The features and a few copies of the edges while they are sorted.
+    assert peak < data.x.nbytes + 8 * data.graph.indices.nbytes + (1 << 19)
 
 
 def test_the_fingerprint_sees_every_file(folder):

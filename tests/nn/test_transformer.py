@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from tests.dist.ranks import run_ranks, same
 from tgnn.data.graph import Dataset, Graph
 from tgnn.data.synthetic import hand_drawn
+from tgnn.kernels import rng
 from tgnn.kernels.attention import edge_keep
 from tgnn.kernels.block import Block
 from tgnn.nn import GNN, TransformerConv
@@ -176,9 +176,9 @@ NUM_VERTICES, FANOUTS = 24, (3, 2)
 
 def law_dataset() -> Dataset:
     """Parallel edges and self-loops; vertex 22 has no in-edges, 23 none at all, both are seeds."""
-    rng = np.random.default_rng(5)
-    edges = np.stack([rng.integers(0, 23, 150), rng.integers(0, 22, 150)])
-    x, y = rng.standard_normal((NUM_VERTICES, 4)), rng.integers(0, 3, NUM_VERTICES)
+    numbers = np.random.default_rng(5)
+    edges = np.stack([numbers.integers(0, 23, 150), numbers.integers(0, 22, 150)])
+    x, y = numbers.standard_normal((NUM_VERTICES, 4)), numbers.integers(0, 3, NUM_VERTICES)
     train = np.r_[0:16, 22, 23]
     graph = Graph.from_edge_index(edges, NUM_VERTICES)
     return Dataset("transformer-laws", graph, x, y, train, np.r_[16:19], np.r_[19:22], num_classes=3)
@@ -209,7 +209,7 @@ def dense_forward(model: GNN, batch) -> Tensor:
     """The stack on the dense layer, with the same dropped edges."""
     x = batch.x
     for number, layer in enumerate(model.layers):
-        block, key = batch.blocks[number], batch.dropout_key(4, number)
+        block, key = batch.blocks[number], batch.dropout_key(rng.ATTENTION_DROPOUT, number)
         x = dense(layer, block, x, edge_keep(block, layer.heads, 0.4, key, torch.float64))
         x = x if number else x.relu()
     return x
@@ -239,5 +239,4 @@ def law_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_law_2(law_folder: Path, ranks: int) -> None:
     """The sampled step of P ranks has the loss and gradients of the equations, dropped edges included."""
-    run = functools.partial(run_ranks, compare_with_dense, ranks)
-    run(law_folder)
+    run_ranks(compare_with_dense, ranks, law_folder)

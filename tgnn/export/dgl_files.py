@@ -255,8 +255,6 @@ class PartGraph:
     def stored(self) -> StoredGraph:
         """The graph with DGL's flags and ids, its edges streamed."""
         n, shape = len(self.vertices), (self.num_inner + self.num_out,)
-        inner_edge = np.zeros(shape, np.uint8)
-        inner_edge[: self.num_inner] = 1
         ends = (Rows(np.int64, shape, chunks) for chunks in (self._sources(), self._ends()))
         edges = Edges("coo", (n, n), *ends)
         vertices = {
@@ -264,7 +262,10 @@ class PartGraph:
             INNER_NODE: (np.arange(n) < len(self.own)).astype(np.uint8),
             OWNER: self.rows.ownership.owner(self.vertices).astype(np.int64),
         }
-        links = {GLOBAL_ID: Rows(np.int64, shape, self._numbers()), INNER_EDGE: inner_edge}
+        links = {
+            GLOBAL_ID: Rows(np.int64, shape, self._numbers()),
+            INNER_EDGE: Rows(np.uint8, shape, self._inner_flags()),
+        }
         return StoredGraph([n], [edges], [vertices], [links])
 
     def _find_halo(self) -> tuple[np.ndarray, int]:
@@ -306,6 +307,11 @@ class PartGraph:
     def _ends(self) -> Iterator[np.ndarray]:
         yield from self.rows.destinations(self.own, np.arange(len(self.own)))
         yield from (self.local[destinations] for _, destinations, _ in self._outgoing())
+
+    def _inner_flags(self) -> Iterator[np.ndarray]:
+        for count, flag in ((self.num_inner, 1), (self.num_out, 0)):
+            for start in range(0, count, CHUNK_BYTES):
+                yield np.full(min(CHUNK_BYTES, count - start), flag, np.uint8)
 
     def _numbers(self) -> Iterator[np.ndarray]:
         first = int(self.edge_offsets[self.part])

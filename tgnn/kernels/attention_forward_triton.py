@@ -258,9 +258,9 @@ def _merge_constants(width: int) -> dict[str, Any]:
 
 
 def _merge_configs(width: int) -> tuple[Config, ...]:
-    """A lane for four columns: few rows are long, and as many programs as there are heads."""
+    """Few rows are long, so tiles are small; each lane has eight columns."""
     block_d = triton.next_power_of_2(width)
-    tiles = {"BLOCK_H": max(1, min(4, 128 // block_d))}
+    tiles = {"BLOCK_H": max(1, min(4, 256 // block_d))}
     return (Config(tiles, num_warps=max(1, min(4, block_d // 256)), num_stages=1),)
 
 

@@ -16,10 +16,9 @@ pytestmark = pytest.mark.usefixtures("triton_backend")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 I32, I64 = torch.int32, torch.int64
 SLOPE, KEY = 0.2, rng.stream(3, rng.ATTENTION_DROPOUT)
-# (dtype, index dtype, heads, width): every width, head count and type, and each index type.
+# (dtype, index dtype, heads, width): every width and type, each index type, heads a tile and tiles of heads.
 SHAPES = [
-    (F32, I32, 1, 1), (F32, I64, 3, 3), (F16, I64, 3, 31), (BF16, I32, 4, 64), (F64, I64, 3, 5),
-    (F32, I32, 1, 100), (F16, I32, 1, 64), (BF16, I64, 8, 3), (F32, I64, 3, 1),
+    (F32, I32, 1, 1), (F32, I64, 3, 3), (F16, I64, 3, 31), (BF16, I32, 4, 64), (F32, I32, 1, 100), (BF16, I64, 8, 3),
 ]  # fmt: skip
 
 
@@ -113,16 +112,16 @@ def test_docstring_examples(device):
 @pytest.mark.parametrize("dtype, index, heads, width", SHAPES)
 def test_values_and_every_gradient(random_block, assert_near, device, kind, dtype, index, heads, width):
     """A block with an empty row, repeated edges and half a hub; GATv2 with one tensor at both places."""
-    block = random_block(n_dst=4, n_src=5, most=3, seed=width, dtype=index)
+    block = random_block(n_dst=3, n_src=4, most=3, seed=width, dtype=index)
     shared = kind == "gatv2" and heads != 1
     check(block, kind, inputs(block, kind, heads, width, dtype, shared=shared), assert_near, device)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F64, BF16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hubs_in_pieces_with_dropout(random_block, short_pieces, assert_near, device, kind, dtype):
     """Rows and sources of many pieces, a score width of its own, several tiles of heads, dropped edges."""
-    block = random_block(n_dst=4, n_src=3, most=4, seed=3)
+    block = random_block(n_dst=3, n_src=3, most=4, seed=3)
     leaves = inputs(block, kind, heads=5, width=6, dtype=dtype, score_width=3)
     check(block, kind, leaves, assert_near, device, dropout=0.4)
 
@@ -130,8 +129,8 @@ def test_hubs_in_pieces_with_dropout(random_block, short_pieces, assert_near, de
 @pytest.mark.parametrize("heads", [1, 2, 4, 9])
 def test_dropout_has_the_bits_of_the_torch_path(random_block, device, heads):
     """Values of one make every output the sum of its kept weights."""
-    block = random_block(n_dst=12, n_src=12, most=1, seed=4)
-    value, zeros = torch.ones(12, heads, 1, dtype=F64), torch.zeros(12, heads, dtype=F64)
+    block = random_block(n_dst=8, n_src=8, most=1, seed=4)
+    value, zeros = torch.ones(8, heads, 1, dtype=F64), torch.zeros(8, heads, dtype=F64)
     out = attention(block, value, "gat", zeros, zeros, dropout=0.37, key=KEY)
     keep = edge_keep(block, heads, 0.37, KEY, F64)
     with use_backend("torch"):
@@ -150,30 +149,26 @@ def test_a01_a07_empty_blocks_and_vertices_nobody_points_at(empty_blocks, assert
     assert edge_softmax(empty_blocks[0].to(device), torch.zeros(0, 2, device=device)).shape == (0, 2)
 
 
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_a09_star_of_4096(device, dtype):
-    """Into one row and out of one row: sums of 4096 equal terms do not saturate."""
-    into = Block(indptr=torch.tensor([0, 4096]), indices=torch.arange(4096), n_src=4096).to(device)
-    value, zeros = torch.ones(4096, 1, 2, dtype=dtype), torch.zeros(4096, 1, dtype=dtype)
-    value, zeros = value.to(device), zeros.to(device)
-    assert (attention(into, value, "gat", zeros, zeros[:1]) == 1).all()
-    assert (edge_softmax(into, zeros) == 1 / 4096).all()
-
-
-def test_a09_source_of_300_edges(device):
-    """One source of as many destinations, each of one edge: its gradient is their number, in one rounding."""
-    n = 300
-    block = Block(indptr=torch.arange(n + 1), indices=torch.zeros(n, dtype=I64), n_src=n).to(device)
-    value = torch.ones(n, 1, 1, dtype=BF16, device=device, requires_grad=True)
-    zeros = torch.zeros(n, 1, dtype=BF16, device=device)
-    attention(block, value, "gat", zeros, zeros).sum().backward()
-    assert value.grad[0].item() == pytest.approx(n, rel=2**-7)
+def test_a09_hub_of_600_edges(device):
+    """300 edges of weight 1/300 into each of two rows, all from one source: no sum stops at 256 terms."""
+    indptr, indices = torch.tensor([0, 300, 600]), torch.zeros(600, dtype=I64)
+    block = Block(indptr, indices, 2).to(device)
+    value = torch.ones(2, 1, 1, dtype=BF16, device=device, requires_grad=True)
+    zeros = torch.zeros(2, 1, dtype=BF16, device=device)
+    out = attention(block, value, "gat", zeros, zeros)
+    torch.testing.assert_close(out.float(), torch.ones_like(out).float(), rtol=2**-7, atol=0)
+    out.sum().backward()
+    assert value.grad.flatten().tolist() == pytest.approx([2, 0], rel=2**-7)
+    weight = edge_softmax(block, torch.zeros(600, 1, dtype=F16, device=device))
+    torch.testing.assert_close(
+        weight.float(), torch.full((600, 1), 1 / 300, device=device), rtol=2**-10, atol=0
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a10_strided_inputs_and_expanded_gradients(random_block, device, kind):
     """Every layout gives the bits of contiguous copies: rows with gaps, transposed, expanded, slices."""
-    block = random_block(n_dst=4, n_src=5).to(device)
+    block = random_block(n_dst=3, n_src=4, most=2).to(device)
     plain = {name: leaf.detach() for name, leaf in inputs(block, kind, heads=2, width=3, dtype=F32).items()}
     side_by_side = torch.cat([plain["value"], plain["value"]], 1)
     strided = {name: torch.stack([leaf, leaf], -1)[..., 0] for name, leaf in plain.items()}
@@ -187,7 +182,7 @@ def test_a10_strided_inputs_and_expanded_gradients(random_block, device, kind):
     for result in results[1:]:
         for found, expected in zip(result, results[0], strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    one_row = {**plain, "value": plain["value"][:1].expand(5, -1, -1)}
+    one_row = {**plain, "value": plain["value"][:1].expand(4, -1, -1)}
     copies = {name: leaf.contiguous() for name, leaf in one_row.items()}
     torch.testing.assert_close(call(block, kind, one_row), call(block, kind, copies), rtol=0, atol=0)
 
@@ -195,7 +190,7 @@ def test_a10_strided_inputs_and_expanded_gradients(random_block, device, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_gradients_asked_for(random_block, device, kind):
     """Each alone has the bits it has among all; large scores overflow nowhere."""
-    block = random_block(n_dst=4, n_src=5).to(device)
+    block = random_block(n_dst=3, n_src=3, most=2).to(device)
     leaves = {name: leaf.detach() for name, leaf in inputs(block, kind, heads=2, width=3, dtype=F32).items()}
     leaves["dst"] = leaves["dst"] * 300
     every = {name: leaf.to(device).requires_grad_() for name, leaf in leaves.items()}
