@@ -224,9 +224,7 @@ def test_other_data_are_refused(make_run, tmp_path, capsys):
     [
         ("gcn", {"weighted": True, "dtype": "float64"}),
         ("sage", {"aggregator": "mean", "weighted": True, "norm": "batch", "residual": True}),
-        ("sage", {"aggregator": "max", "norm": "layer"}),
         ("gat", {"weighted": True, "ranks": 2}),
-        ("gin", {"dtype": "float64"}),
     ],
 )
 def test_verified(request, make_run, tmp_path, capsys, to: str, model: str, more):

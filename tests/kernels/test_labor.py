@@ -22,7 +22,9 @@ def random_csr(n: int = 60, n_src: int = 60, most: int = 12, seed: int = 0, dtyp
 
 
 def labor(indptr, indices, rows, source_id, fanout, key=KEY):
-    return sample_neighbors(indptr, indices, rows, torch.full_like(rows, 77), fanout, key, source_id=source_id)
+    return sample_neighbors(
+        indptr, indices, rows, torch.full_like(rows, 77), fanout, key, source_id=source_id
+    )
 
 
 def kept_of(sample, row: int) -> list[int]:
@@ -89,7 +91,9 @@ def test_rows_of_equal_degree_share_their_choices():
     # Copies of an edge go together.
     indptr, indices = torch.tensor([0, 8]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     for seed in range(20):
-        sample = labor(indptr, indices, torch.zeros(1, dtype=torch.int64), torch.arange(4), 4, rng.stream(seed))
+        sample = labor(
+            indptr, indices, torch.zeros(1, dtype=torch.int64), torch.arange(4), 4, rng.stream(seed)
+        )
         assert (torch.bincount(sample.src, minlength=4) % 2 == 0).all()
 
 

@@ -90,9 +90,13 @@ def test_logarithms_of_weights():
     assert log.dtype == torch.int32 and log[-1] == fixed_log.NEVER
     assert log[:2].tolist() == [0, 1 << fixed_log.WEIGHT_FRACTION]
     expected = [math.log2(w) for w in weight[:-1].tolist()]
-    np.testing.assert_allclose(log[:-1].double() / 2.0**fixed_log.WEIGHT_FRACTION, expected, rtol=0, atol=2**-22)
+    np.testing.assert_allclose(
+        log[:-1].double() / 2.0**fixed_log.WEIGHT_FRACTION, expected, rtol=0, atol=2**-22
+    )
     mantissa, exponent = fixed_log.split_float(weight)
-    exact = [Fraction(m) * Fraction(2) ** e for m, e in zip(mantissa.tolist(), exponent.tolist(), strict=True)]
+    exact = [
+        Fraction(m) * Fraction(2) ** e for m, e in zip(mantissa.tolist(), exponent.tolist(), strict=True)
+    ]
     assert exact == [Fraction(w) for w in weight.tolist()]
 
 

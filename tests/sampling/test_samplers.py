@@ -73,6 +73,7 @@ def test_weighted_never_draws_an_edge_of_weight_0(stores):
 
 def test_labor_shares_sources_within_a_hop_and_dependent_labor_between_hops(stores):
     """Every in-edge drawn at hop 0 is drawn again at hop 1 by the layer-dependent form, its number being the same."""
+
     def pairs(edges: torch.Tensor) -> set[tuple[int, int]]:
         return {tuple(row) for row in edges[:, :2].tolist()}
 

@@ -73,7 +73,13 @@ def attention_backward_rows(
             att, program * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
         )
         of_att = tl.zeros((BLOCK_H, BLOCK_S), ACC)
-    for place in range(program * rows, tl.minimum(program * rows + rows, places)):
+    if KIND == "gatv2":
+        begin = program * rows
+        stop = tl.minimum(begin + rows, places)
+    else:  # one row: the compiler then drops the loop
+        begin = program
+        stop = program + 1
+    for place in range(begin, stop):
         row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
         grad_tile = load_row(grad, row, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
         out_tile = load_row(out, row, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)

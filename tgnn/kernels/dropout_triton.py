@@ -94,7 +94,8 @@ def _configs(width: int) -> tuple[Config, ...]:
     block_d = min(256, max(4, triton.next_power_of_2(max(1, width))))
     choices = ((2048, 4), (1024, 4), (4096, 4))
     return tuple(
-        Config({"ROWS": max(1, min(256, size // block_d)), "BLOCK_D": block_d}, warps, 1) for size, warps in choices
+        Config({"ROWS": max(1, min(256, size // block_d)), "BLOCK_D": block_d}, warps, 1)
+        for size, warps in choices
     )
 
 

@@ -121,6 +121,8 @@ def BLOCKS(width: int) -> tuple[Config, ...]:
 WIDE, BYTE, OF_GRAPH = torch.int64, torch.int8, {"indptr": torch.int64, "indices": "index"}
 OF_ROWS = {**OF_GRAPH, "rows": WIDE, "ids": WIDE}
 OUTPUTS = {"out": WIDE, "src": "index", "position": WIDE, "edge": WIDE}
+
+
 def _count(name: str, drawable: torch.dtype | None) -> KernelSpec:
     tensors = {"indptr": WIDE, "rows": WIDE, "drawable": drawable, "count": WIDE}
     return spec_of(name, count_kernel, tensors, "n_rows fanout", {"REPLACE": False}, BLOCKS)

@@ -45,6 +45,8 @@ from tgnn.kernels.tuning import KernelSpec
 
 # Draws per row that fit in registers: 1024 x (4 + 4) bytes over 128 threads.
 WIDEST = 1024
+
+
 @triton.jit(do_not_specialize=LOOSE)
 def floyd_kernel(
     indptr, indices, rows, ids, out, src, position, edge, n_rows, fanout, key, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -191,14 +193,20 @@ def _by_flags(graph: list[Tensor], fanout: int, key: int, source_id: Tensor | No
     ends = running_sum(counts(graph, -1))
     n_in, n, kept, out = int(ends[-1]), rows.numel(), None, ends
     if source_id is not None or log2 is not None:
-        spec, keep = KEEP if log2 is None else KEEP_DRAWABLE, torch.empty(n_in, dtype=torch.int8, device=rows.device)
+        spec, keep = (
+            KEEP if log2 is None else KEEP_DRAWABLE,
+            torch.empty(n_in, dtype=torch.int8, device=rows.device),
+        )
         launch(
             spec, config_of(spec, 1), (triton.cdiv(n_in, BLOCK),), indptr, indices, rows, ends, source_id, log2, keep,
             n, n_in, fanout, key, n.bit_length(),
         )  # fmt: skip
         kept = torch.nonzero(keep).view(-1)
         out = torch.searchsorted(kept, ends)
-    spec, drawn = FILL if kept is None else FILL_KEPT, edges_of(graph, out, n_in if kept is None else kept.numel())
+    spec, drawn = (
+        FILL if kept is None else FILL_KEPT,
+        edges_of(graph, out, n_in if kept is None else kept.numel()),
+    )
     n_edges = drawn.src.numel()
     launch(
         spec, config_of(spec, 1), (triton.cdiv(n_edges, BLOCK),), indptr, indices, rows, ends, kept,

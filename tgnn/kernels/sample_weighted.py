@@ -131,7 +131,9 @@ def _keys(weights: DrawWeights, start: Tensor, degree: Tensor, state: Tensor, wi
     edge = torch.where(inside, start[:, None] + place, start[:, None])
     log = weights.log2.index_select(0, edge.view(-1)).view(edge.shape)
     random = log2_exponential(rng.draw(state[:, None], place))
-    keys = ((random - (log.to(torch.int64) << (EXPONENTIAL_FRACTION - WEIGHT_FRACTION))) << POSITION_BITS) + place
+    keys = (
+        (random - (log.to(torch.int64) << (EXPONENTIAL_FRACTION - WEIGHT_FRACTION))) << POSITION_BITS
+    ) + place
     return torch.where(inside & (log != NEVER), keys, LAST)
 
 

@@ -128,9 +128,13 @@ def _spec(
 
 
 OF_TABLE = {"slot": torch.int32, "flag": torch.int8}
-INSERT = _spec("unique_insert", "unique", insert_kernel, {"ids": "index", "table": torch.int64}, ("n", "mask"))
+INSERT = _spec(
+    "unique_insert", "unique", insert_kernel, {"ids": "index", "table": torch.int64}, ("n", "mask")
+)
 MARK = _spec("relabel_mark", "relabel", mark_kernel, {"ids": "index", **OF_TABLE}, ("n",), VALUE=1)
-WINNER = _spec("relabel_winner", "relabel", winner_kernel, {"ids": "index", **OF_TABLE, "won": torch.int8}, ("n",))
+WINNER = _spec(
+    "relabel_winner", "relabel", winner_kernel, {"ids": "index", **OF_TABLE, "won": torch.int8}, ("n",)
+)
 NUMBER = _spec(
     "relabel_number", "relabel", number_kernel,
     {"first": torch.int64, "rest": "index", **OF_TABLE, "ids": torch.int64}, ("m", "n"),

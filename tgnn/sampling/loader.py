@@ -52,7 +52,13 @@ class Loader:
         """
         self.comm = comm or current()
         self.store, self.fanouts, self.batch_size = store, fanouts, batch_size
-        self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = parallel, shuffle, seed, prefetch, stage
+        self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = (
+            parallel,
+            shuffle,
+            seed,
+            prefetch,
+            stage,
+        )
         self.epoch = 0
         self._check()
         check_sampler(sampler, replace, store.has_edge_weight)
@@ -81,7 +87,9 @@ class Loader:
         whole = isinstance(self.batch_size, Integral) and isinstance(self.prefetch, Integral)
         if not whole or self.batch_size < 1 or self.prefetch < 0:
             got = f"batch_size {self.batch_size}, prefetch {self.prefetch}"
-            raise wrong("Loader", got, "whole numbers, batch_size >= 1 and prefetch >= 0", "correct the number")
+            raise wrong(
+                "Loader", got, "whole numbers, batch_size >= 1 and prefetch >= 0", "correct the number"
+            )
         self.batch_size = int(self.batch_size)
 
     def __len__(self) -> int:
@@ -111,7 +119,9 @@ class Loader:
         """A permutation of the seeds' indices: by keyed number, which is the same on every rank."""
         if not self.shuffle:
             return torch.arange(self._seed_ids.numel())
-        return torch.argsort(rng.keyed(rng.stream(self.seed, rng.PERMUTATION, epoch), self._seed_ids), stable=True)
+        return torch.argsort(
+            rng.keyed(rng.stream(self.seed, rng.PERMUTATION, epoch), self._seed_ids), stable=True
+        )
 
     def _prepare(self, order: Tensor, epoch: int, step: int) -> MiniBatch:
         batch, sent = order[step * self.batch_size : (step + 1) * self.batch_size], self.comm.bytes_sent
@@ -142,7 +152,18 @@ class Loader:
         }
         blocks, plans = [hop.block for hop in hops], [hop.plan for hop in hops]
         return MiniBatch(
-            blocks, plans, ids, x, y, global_seeds, self._exchange_comm, self.seed, epoch, step, work, self.stage
+            blocks,
+            plans,
+            ids,
+            x,
+            y,
+            global_seeds,
+            self._exchange_comm,
+            self.seed,
+            epoch,
+            step,
+            work,
+            self.stage,
         )
 
 

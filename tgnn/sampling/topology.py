@@ -56,12 +56,16 @@ class Topology:
     @classmethod
     def of_whole(cls, store: Store, device: torch.device | str = "cpu") -> Topology:
         """The whole graph, its parts one after the other."""
-        made = cls._make(0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device)
+        made = cls._make(
+            0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device
+        )
         made.source_id = made.original_id
         return made
 
     @classmethod
-    def _make(cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str) -> Topology:
+    def _make(
+        cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str
+    ) -> Topology:
         every_part = [store.part(p) for p in range(store.num_parts)]
         edges_before = np.cumsum([0] + [part.num_edges for part in parts])
         starts = [part.indptr[:-1] + before for part, before in zip(parts, edges_before, strict=False)]

@@ -74,8 +74,9 @@ class TrainConfig:
         parse=parse_fanouts,
     )  # fmt: skip
     sampler: str = option(
-        "uniform", "how in-edges are drawn: by LABOR, sources are shared and fanouts are averages; labor-dependent also "
-        "shares them between layers; weighted: by edge weight",
+        "uniform",
+        "how in-edges are drawn; labor: rows share sources, fanouts are averages; labor-dependent: layers share too; "
+        "weighted: by edge weight",
         choices=SAMPLERS,
     )  # fmt: skip
     replace: bool = option(False, "draw in-edges with replacement")

@@ -12,7 +12,20 @@ import triton.language as tl  # noqa: E402
 
 from tgnn.kernels import fixed_log_triton, rng_triton  # noqa: E402
 
-EXTREMES = [0, 1, -1, 2, -2, 1 << 31, -(1 << 31), (1 << 32) - 1, 1 << 62, (1 << 63) - 1, -(1 << 63), 1 - (1 << 63)]
+EXTREMES = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    1 << 31,
+    -(1 << 31),
+    (1 << 32) - 1,
+    1 << 62,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1 - (1 << 63),
+]
 BLOCK = 256
 
 

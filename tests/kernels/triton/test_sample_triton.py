@@ -27,7 +27,9 @@ def random_csr(n: int = 40, most: int = 12, hub: int = 60, dtype=torch.int64):
     return indptr, indices, weight
 
 
-def both(kind: str, indptr, indices, weight, rows, ids, fanout: int, device: str, source_id=None, key: int = KEY):
+def both(
+    kind: str, indptr, indices, weight, rows, ids, fanout: int, device: str, source_id=None, key: int = KEY
+):
     """The sample by torch on the CPU and by Triton on the device."""
     found = []
     for place, backend in (("cpu", "torch"), (device, "triton")):
@@ -36,7 +38,9 @@ def both(kind: str, indptr, indices, weight, rows, ids, fanout: int, device: str
         if kind.startswith("weighted"):
             more["weights"] = DrawWeights.of(on[0], weight.to(place), kind == "weighted-replace")
         if kind == "labor":
-            more["source_id"] = (torch.arange(len(indptr) + 1) * 10**9 if source_id is None else source_id).to(place)
+            more["source_id"] = (
+                torch.arange(len(indptr) + 1) * 10**9 if source_id is None else source_id
+            ).to(place)
         with use_backend(backend):
             found.append(sample_neighbors(*on, fanout, key, kind.endswith("replace"), **more))
         assert last_ran("sample_neighbors") == backend
@@ -88,7 +92,10 @@ def test_pieces_of_a_hub_are_merged(fanout: int, device: str, monkeypatch: pytes
 def test_a07_no_rows_no_edges(kind: str, device: str):
     none = torch.zeros(0, dtype=torch.int64)
     for fanout in (-1, 0, 3):
-        for indptr, rows in ((torch.zeros(5, dtype=torch.int64), torch.arange(4)), (torch.tensor([0, 0]), none)):
+        for indptr, rows in (
+            (torch.zeros(5, dtype=torch.int64), torch.arange(4)),
+            (torch.tensor([0, 0]), none),
+        ):
             found = both(kind, indptr, none, torch.zeros(0), rows, rows, fanout, device)
             check_equal(found)
             assert found[1].indptr.tolist() == [0] * (len(rows) + 1)
