@@ -71,8 +71,8 @@ class Compiled:
 
     @property
     def load_bits(self) -> int:
-        """The widest load."""
-        return max(self.loads, default=0)
+        """The widest load of the main loop; of the whole kernel if nothing loops."""
+        return max(self.loop_loads or self.loads, default=0)
 
     @property
     def store_bits(self) -> int:

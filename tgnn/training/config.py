@@ -58,7 +58,7 @@ class TrainConfig:
     """Every option of a training run; checks itself, raising UserError that names the flag."""
 
     model: str = option("sage", "the layer", choices=("sage", "gcn", "gat", "gatv2", "gin", "transformer"))
-    aggregator: str = option("mean", "how sage reduces neighbours", choices=("mean", "max", "pool"))
+    aggregator: str = option("mean", "how sage reduces neighbours", choices=("mean", "max", "pool", "gcn"))
     hidden: int = option(64, "width of the hidden layers; per head for attention models")
     heads: int = option(4, "attention heads of the hidden layers")
     output_heads: int = option(1, "attention heads of the last layer, averaged")

@@ -19,6 +19,7 @@ SLOPE, KEY = 0.2, rng.stream(3, rng.ATTENTION_DROPOUT)
 # (dtype, index dtype, heads, width): every width and type, each index type, heads a tile and tiles of heads.
 SHAPES = [
     (F32, I32, 1, 1), (F32, I64, 3, 3), (F16, I64, 3, 31), (BF16, I32, 4, 64), (F32, I32, 1, 100), (BF16, I64, 8, 3),
+    (F16, I32, 3, 100), (BF16, I64, 1, 31), (F32, I64, 3, 1),
 ]  # fmt: skip
 
 
@@ -88,8 +89,9 @@ def check(block, kind, leaves, assert_near, device, dropout=0.0):
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    """Rows of more than 4 edges are hubs: they are cut into pieces in both directions."""
+    """Rows of more than 4 edges are hubs, cut into pieces in both directions; a program takes several rows."""
     monkeypatch.setattr(segment_triton, "PIECE", 4)
+    monkeypatch.setattr("tgnn.kernels.attention_backward_triton.ATT_PROGRAMS", 3)
 
 
 def test_docstring_examples(device):
