@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("data")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--vary", choices=("seed", "split-seed", "split"), default="seed", help="what follows the seed")
+    parser.add_argument(
+        "--vary", choices=("seed", "split-seed", "split"), default="seed", help="what follows the seed"
+    )
     parser.epilog = "What follows -- goes to tgnn.train as it is."
     mine, more = sys.argv[1:], []
     if "--" in mine:

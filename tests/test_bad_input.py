@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 
 from tests.dist.training_runs import small_dataset, store_of, trainer
 from tgnn import train
+from tgnn.data.load import load
 from tgnn.errors import run_command
 from tgnn.partition.__main__ import main as partition
 from tgnn.predict import main as predict
@@ -170,7 +172,7 @@ FLAGS = {
     "model": (["--model", "sagee"], "--model.*sage"),
     "metric": (["--metric", "auc"], "--metric: got auc with 4 classes"),
     "batch norm": (["--norm", "batch", "--parallel", "data"], "--norm"),
-    "triton": (["--backend", "triton"], "triton"),
+    "triton": (["--backend", "triton"], "--backend: got 'triton'"),
     "split": (["--split", "random:x"], "--split"),
     "feature norm": (["--feature-norm", "rows"], "--feature-norm"),
     "edge list option": (["--relabel"], "--relabel"),
@@ -178,6 +180,15 @@ FLAGS = {
     "resume without a run": (["--resume"], "--resume: got no run"),
     "config": (["--config", "nowhere.toml"], "--config: got nowhere.toml"),
     "metis": (["--partitioner", "meits"], "--partitioner"),
+    "huge fanout": (["--fanouts", "99999999999999999999"], "--fanouts: got 9+, expected at most"),
+    "huge hidden": (["--hidden", "99999999999"], "--hidden: got 99999999999, expected at most 1000000"),
+    "huge batch": (["--batch-size", "9" * 20], "--batch-size: got 9+, expected at most"),
+    "huge timeout": (["--timeout", "1e300"], "--timeout"),
+    "huge ranks": (["--ranks", "9999999"], "--ranks"),
+    "wide heads": (["--model", "gat", "--hidden", "1000", "--heads", "2000"], "--heads: got 2000 beside"),
+    "empty store": (["--store", ""], "--store: got ''"),
+    "empty run directory": (["--run-dir", ""], "--run-dir: got ''"),
+    "empty config": (["--config", ""], "--config: got ''"),
 }
 
 
@@ -192,7 +203,35 @@ def test_bad_flag(workplace: Path, refused: Callable[..., str], case: str):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="wants a machine without a GPU")
 def test_no_gpu(refused: Callable[..., str]):
-    assert "cuda" in refused("karate", "--device", "cuda")
+    for ranks, got in (("1", "cuda for 1 rank,"), ("2", "cuda for 2 ranks,")):
+        assert f"--device: got {got}" in refused("karate", "--device", "cuda", "--ranks", ranks)
+
+
+def test_empty_data(workplace: Path, refused: Callable[..., str]):
+    assert "DATA: got ''" in refused("")
+    (workplace / "run.toml").write_text('[data]\nsource = ""\n')
+    assert "DATA: got ''" in refused("--config", "run.toml")
+    (workplace / "run.toml").write_text('[train]\nstore = ""\n')
+    assert "--store: got ''" in refused("--config", "run.toml")
+    assert "RUN: got ''" in refused("", command=predict)
+
+
+def test_weights_that_cannot_be_drawn_by(workplace: Path, refused: Callable[..., str]):
+    weights = np.array([1, 1, -2, 1, 1], np.float32)
+    np.savez(workplace / "small.npz", **archive(edge_weight=weights))
+    sentence = refused("small.npz", "--sampler", "weighted", "--ranks", "2")
+    assert "--sampler weighted: got an edge weight of -2" in sentence
+    kept = store_of(load("small.npz"), 2, workplace).path
+    assert "an edge weight of -2" in refused(kept, "--sampler", "weighted")
+
+
+def test_incomplete_commands(refused: Callable[..., str]):
+    assert "python -m tgnn.predict: got no RUN, expected RUN" in refused(command=predict)
+    assert "one RUN argument at most" in refused("a", "b", command=predict)
+    sentence = refused("run", "--checkpoint", "bset", command=predict)
+    assert "--checkpoint: got 'bset', expected one of best, last; perhaps you meant best" in sentence
+    assert "--ranks: got 'x', expected an integer" in refused("run", "--ranks", "x", command=predict)
+    assert "--parts" in refused("karate", command=partition)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +298,8 @@ def test_bad_resume(workplace: Path, refused: Callable[..., str]):
     assert "--hidden: got 9 while resuming" in refused(one.path, "--resume", run, "--hidden", "9")
     assert "num vertices" in refused("karate", "--resume", run, "--ranks", "1")
     (run / "last.pt").write_bytes((run / "last.pt").read_bytes()[:500])
+    assert "last.pt" in refused(one.path, "--resume", run)
+    (run / "last.pt").write_bytes(pickle.dumps({"epoch": 1}, protocol=5))
     assert "last.pt" in refused(one.path, "--resume", run)
     (run / "last.pt").unlink()
     assert "run without last.pt" in refused(one.path, "--resume", run)

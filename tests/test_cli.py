@@ -184,6 +184,20 @@ def test_a_store_says_how_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run_command(train.main, ["store-1", *SMALL, "--epochs", "1", "--progress", "never"]) == 0
 
 
+def test_resuming_a_finished_run_says_that_nothing_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    store = store_of(small_dataset(), 1, tmp_path)
+    trainer(store, tmp_path / "run", epochs=2, ranks=1).fit()
+    again = [str(store.path), "--resume", str(tmp_path / "run")]
+    assert run_command(train.main, again) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("nothing was trained: the run has done 2 of 2 epochs; go on with --epochs 12\n")
+    assert "seeds/s on 1 rank, split" in out
+    assert run_command(train.main, [*again, "--epochs", "3"]) == 0
+    assert "nothing was trained" not in capsys.readouterr().out
+
+
 def test_an_option_without_effect_is_warned_of_in_a_line(capsys: pytest.CaptureFixture[str]):
     def main(argv: Any) -> None:
         resolve(["karate", "--heads", "8"])

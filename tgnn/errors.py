@@ -37,7 +37,7 @@ def wrong(what: str, got: object, expected: object, do: str) -> UserError:
     >>> str(wrong("--ranks", 0, "at least 1", "give a positive number"))
     '--ranks: got 0, expected at least 1; give a positive number.'
     """
-    sentence = f"{what}: got {got}, expected {expected}; {do}".replace("\n", " ").rstrip(".")
+    sentence = f"{what}: got {got}, expected {expected}; {do}".replace("\n", " ").removesuffix(".")
     return UserError(sentence + ".")
 
 

@@ -16,6 +16,7 @@ from tgnn.errors import run_command, wrong
 from tgnn.parallel.comm import current
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
+from tgnn.train import check_device
 from tgnn.training.checkpoint import CheckpointState, atomic_file, dataset_fingerprint
 from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, read_run
 from tgnn.training.flags import Parser
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None and (Path(args.out).is_dir() or not Path(args.out).resolve().parent.is_dir()):
         raise wrong("--out", args.out, "a file in an existing directory", "give a file's name there")
     ranks = resolved.num_ranks()
+    check_device(args.device, ranks)
     store = prepare_for_ranks(resolved, ranks, check=functools.partial(_check_scorable, state))
     how = {"ranks": ranks, "device": args.device, "timeout": resolved.config.timeout}
     figures = launch(predict_rank, resolved, store, checkpoint, args.out, **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
 from tgnn.training.config import LAST_FILE, Resolved, resolve
 from tgnn.training.metrics import RunLog, check_run_dir, create_run_dir, format_summary
 from tgnn.training.prepare import prepare_for_ranks
-from tgnn.training.trainer import check_run, train_rank, writing
+from tgnn.training.trainer import check_draw_weights, check_run, train_rank, writing
 
 # As a shell reports a process that a signal ended.
 STOPPED_STATUS = 128
@@ -26,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     resolved = resolve(argv)
     config, ranks = resolved.config, resolved.num_ranks()
-    if not under_torchrun():
-        rank_device(config.device, 0, ranks)
+    check_device(config.device, ranks)
     if config.resume:
         trained_on = CheckpointState.load(Path(config.run_dir) / LAST_FILE)
     else:
@@ -35,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def check(data: Store | Dataset) -> None:
         check_run(data, config)
+        check_draw_weights(data, config)
         if config.resume:
             trained_on.check_dataset(dataset_fingerprint(data))
 
@@ -42,7 +43,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir = _run_dir(resolved, store.name)
     how = {"ranks": ranks, "device": config.device, "timeout": config.timeout}
     summary = launch(train_rank, resolved, store, run_dir, **how)
-    return 0 if summary is None else _report(summary, run_dir)
+    if summary is None:
+        return 0
+    if config.resume and trained_on.epoch > config.epochs:
+        done = trained_on.epoch - 1
+        print(f"nothing was trained: the run has done {done} of {config.epochs} epochs; ", end="")
+        print(f"go on with --epochs {done + 10}")
+    elif config.resume and 0 < config.patience <= trained_on.stale:
+        more = f"--patience {trained_on.stale + 10}, or with --patience 0"
+        print(f"nothing was trained: the run is out of --patience {config.patience}; go on with {more}")
+    return _report(summary, run_dir)
+
+
+def check_device(device: str, ranks: int) -> None:
+    """Refuse, before any work, a `--device` that this machine does not have for its ranks."""
+    if under_torchrun():
+        here = "LOCAL_WORLD_SIZE"
+        ranks = torchrun_int(here) if here in os.environ else torchrun_int("LOCAL_RANK") + 1
+    rank_device(device, 0, ranks, what="--device")
 
 
 def _run_dir(resolved: Resolved, name: str) -> Path | None:

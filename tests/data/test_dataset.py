@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from tgnn import errors
 from tgnn.data import Dataset, Graph
 from tgnn.errors import UserError
 
@@ -156,3 +157,25 @@ def test_a13_data_needs_no_triton():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert (done.stdout.strip(), done.returncode) == ("karate", 0), done.stderr
+
+
+def test_class_numbers_that_no_model_can_have_are_refused():
+    graph = Graph.from_edge_index([[0, 1], [1, 0]], 2)
+    with pytest.raises(
+        UserError, match="y: got class 1000000000000 at vertex 1, expected class numbers below"
+    ):
+        Dataset("d", graph, y=np.array([0, 10**12]))
+
+
+def test_more_classes_than_labelled_vertices_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(errors, "_warned", set())
+    graph = Graph.from_edge_index([[0, 1], [1, 0]], 2)
+    with pytest.warns(UserWarning, match="class number 7 makes 8 classes for 2 labelled vertices") as warned:
+        Dataset("d", graph, y=[0, 7])
+        Dataset("d", graph, y=[0, 7])
+    assert len(warned) == 1
+
+
+def test_an_authors_dots_survive():
+    assert str(errors.wrong("a", 1, 2, "number them 0, 1, 2, ...")).endswith("0, 1, 2, ...")
+    assert str(errors.wrong("a", 1, 2, "stop.")) == "a: got 1, expected 2; stop."

@@ -46,6 +46,8 @@ def pairs_of(data):
         ("g.csv.gz", "0,1\n2,3\n1,1\n"),
         ("g.tsv", "0\t1\n2\t3\n1\t1\n"),
         ("g.csv", "from;to\n0;1\n2;3\n1;1\n"),
+        ("g.csv", '"0","1"\n"2","3"\n1,1\n'),
+        ("g.csv", '"source","target"\n"0","1"\n2, "3"\n1,1\n'),
     ],
 )
 def test_forms_of_an_edge_list(write, name, content):
@@ -105,6 +107,53 @@ def test_a03_header_only_where_a_csv_starts(write):
         read(write("g.csv", "1.0,b\n0,1\n"), num_vertices=5)
     with pytest.raises(UserError, match="no line of data"):
         read(write("g.csv", "a,b\n"), num_vertices=5)
+
+
+def test_a_row_of_quoted_numbers_is_no_header(write):
+    assert pairs_of(read(write("g.csv", '"0","1"\n'), num_vertices=2)) == [(0, 1)]
+    assert pairs_of(read(write("w.csv", '"0","1","2.5"\n'), num_vertices=2)) == [(0, 1)]
+    with pytest.raises(UserError, match=r"g\.csv, line 1: got .*'0'.* in column 1"):
+        read(write("g.csv", "'0','1'\n0,1\n"), num_vertices=2)
+
+
+@pytest.mark.parametrize("row", ["３,４", "٣,١", "−1,−2", "0,1_0", "²,³"])
+def test_digits_are_ascii(write, row):
+    for content, line in ((f"{row}\n0,1\n", 1), (f"0,1\n{row}\n", 2)):
+        with pytest.raises(UserError, match=rf"g\.csv, line {line}: got .* expected a vertex id"):
+            read(write("g.csv", content), num_vertices=50)
+    with pytest.raises(UserError, match=r"g\.csv, line 1: got '３' in column 3, expected a number"):
+        read(write("g.csv", "0,1,３\n"), num_vertices=5)
+
+
+def test_a_binary_file_is_shown_short_and_escaped(tmp_path):
+    path = tmp_path / "g.csv"
+    path.write_bytes(bytes(range(128, 256)) * 20 + b"\n0,1\n\x00\xff" * 3 + bytes(range(128, 256)) * 20)
+    with pytest.raises(UserError) as error:
+        read(str(path), num_vertices=5)
+    assert len(str(error.value).replace(str(path), "")) < 250 and str(error.value).isascii()
+
+
+def test_a_weight_beyond_float32_is_refused(write):
+    with pytest.raises(UserError, match=r"g\.txt, line 1: got '0 1 1e300', expected a finite weight"):
+        read(write("g.txt", "0 1 1e300\n"), num_vertices=2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"train": [[0], 1], "val": null}', r"s\.json: got \[0\] in train, expected a flat list"),
+        ('{"train": [0], "val": null}', "got null for val"),
+        ('{"train": {"0": 1}}', "for train"),
+    ],
+)
+def test_a_json_split_is_flat_lists(write, content, message):
+    with pytest.raises(UserError, match=message):
+        read(write("g.txt", "0 1\n"), num_vertices=2, split_file=write("s.json", content))
+
+
+def test_a_number_of_vertices_beyond_memory(write):
+    with pytest.raises(UserError, match="number of vertices: got .*memory"):
+        read(write("g.txt", "0 1\n"), num_vertices=2**62)
 
 
 def test_a03_gaps_need_relabel_which_keeps_the_mapping(write):

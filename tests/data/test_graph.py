@@ -114,7 +114,9 @@ def test_bad_csr(indptr, indices, message):
         Graph.from_csr(indptr, indices)
 
 
-@pytest.mark.parametrize("weight", [[1.0], [1.0, np.nan], [[1.0, 2.0]], ["a", "b"]])
+@pytest.mark.parametrize(
+    "weight", [[1.0], [1.0, np.nan], [-np.inf, 1.0], [1e300, 1.0], [[1.0, 2.0]], ["a", "b"]]
+)
 def test_bad_weights(weight):
     with pytest.raises(UserError, match="edge_weight"):
         Graph.from_edge_index([[0, 1], [1, 0]], 2, weight)

@@ -195,3 +195,24 @@ def test_every_option_has_a_help_and_survives_json():
     assert options.given() == ["num_vertices", "split"]
     with pytest.raises(TypeError):
         DataOptions(7)
+
+
+def test_a_store_is_told_from_a_folder_without_its_description(tmp_path):
+    store = tmp_path / "store"
+    (store / "part-0000").mkdir(parents=True)
+    with pytest.raises(UserError, match="part-0000 but without store.json"):
+        load(store)
+    (store / "store.json").write_text("{}")
+    with pytest.raises(UserError, match="got a partition store.*python -m tgnn.train"):
+        load(store)
+
+
+@pytest.mark.parametrize(("key", "value"), [("x", np.zeros((6, 2))), ("y", np.zeros(6, int))])
+def test_num_nodes_is_compared_with_the_rows(tmp_path, key, value):
+    edges = np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "g.npz", edge_index=edges, num_nodes=2**62, **{key: value})
+    with pytest.raises(UserError, match=f"g.npz: num_nodes: got {2**62}, expected 6, the rows of {key}"):
+        load(tmp_path / "g.npz")
+    np.savez(tmp_path / "g.npz", edge_index=edges, num_nodes=2**62)
+    with pytest.raises(UserError, match="g.npz: number of vertices: got .*memory"):
+        load(tmp_path / "g.npz")

@@ -207,3 +207,11 @@ def test_granted_requests_stay_within_the_room() -> None:
         assert (weights[:, mine].sum(axis=1) <= room[:, part]).all()
     assert (target[granted] == 3).sum() == (target == 3).sum()
     assert (target[granted] == 0).any() and (weights[0, granted[target[granted] == 1]] == 0).all()
+
+
+def test_far_more_parts_than_vertices_are_refused():
+    assert assign(hand_drawn(), 1024).max() < 1024
+    with pytest.raises(
+        UserError, match="number of parts: got 100000000, expected at most 1024 for 12 vertices"
+    ):
+        assign(hand_drawn(), 10**8)

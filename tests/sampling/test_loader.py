@@ -171,6 +171,8 @@ def test_prefetch_looks_as_far_ahead_as_asked(stores: dict[int, Store]):
         ({"batch_size": 0}, "batch_size 0"),
         ({"batch_size": -4}, "batch_size -4"),
         ({"batch_size": 2.5}, "batch_size 2.5"),
+        ({"batch_size": 10**20}, "below 2^62"),
+        ({"fanouts": [3, 10**20]}, "below 2^31"),
         ({"prefetch": -1}, "prefetch -1"),
         ({"prefetch": 0.5}, "prefetch 0.5"),
         ({"parallel": "both"}, "'both'"),
@@ -193,6 +195,17 @@ def test_store_of_another_number_of_parts(stores: dict[int, Store]):
     for mode in ("split", "data"):
         with pytest.raises(UserError, match="--parts 2"):
             Loader(stores[3], [2], parallel=mode, comm=Comm(0, 2))
+
+
+def test_store_may_be_a_path_and_nothing_else(stores: dict[int, Store]):
+    by_path = Loader(str(stores[1].path), [3, 2], 7, seed=5)
+    assert fingerprint(list(by_path)) == fingerprint(list(Loader(stores[1], [3, 2], 7, seed=5)))
+    with pytest.raises(UserError, match="nostore"):
+        Loader("nostore", [2])
+    with pytest.raises(UserError, match="store: got a int, expected a Store"):
+        Loader(3, [2])
+    with pytest.raises(UserError, match=r"tgnn\.launch\(fn, \.\.\., ranks=3\)"):
+        Loader(stores[3], [2])
 
 
 PRINT_SAMPLE = """

@@ -26,7 +26,14 @@ def test_data_mode_repeats_edges_and_features_on_rmat(tmp_path: Path):
     shares = [
         next(
             iter(
-                Loader(dealt, FANOUTS, GLOBAL_BATCH, parallel="data", prefetch=0, comm=Comm(rank=rank, ranks=RANKS))
+                Loader(
+                    dealt,
+                    FANOUTS,
+                    GLOBAL_BATCH,
+                    parallel="data",
+                    prefetch=0,
+                    comm=Comm(rank=rank, ranks=RANKS),
+                )
             )
         ).work
         for rank in range(RANKS)

@@ -230,6 +230,8 @@ def test_summary_takes_the_best_epoch_and_means_per_epoch() -> None:
     assert summary["memory"] == {"rss_bytes": 3, "device_bytes": 0}
     assert summary["stopped"] == "patience"
     assert summarise(lines, None)["best_epoch"] == 3
+    lost = summarise(lines[2:], 2)
+    assert (lost["best_epoch"], lost["val_acc"], lost["loss"], lost["metric"]) == (2, None, None, "accuracy")
 
 
 def test_table_shows_every_promised_figure() -> None:

@@ -81,6 +81,27 @@ def test_patience_counts_epochs_without_a_better_metric(
     assert further["epochs"] == 6
 
 
+@pytest.mark.parametrize(("patience", "every", "ends"), [(1, 3, 6), (2, 5, 10), (4, 3, 9), (3, 1, 4)])
+def test_patience_is_judged_at_evaluations_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store, patience: int, every: int, ends: int
+):
+    scripted(monkeypatch, [(0.7, 0.9), *[(0.6, 0.9)] * 12])
+    options = {"epochs": 12, "patience": patience, "eval_every": every}
+    assert trainer(store, tmp_path / "run", **options).fit()["epochs"] == ends
+    assert last(tmp_path / "run").best_epoch == every
+    assert lines(tmp_path / "run")[-1]["val_acc"] == 0.6
+
+
+def test_the_best_epochs_figures_survive_a_lost_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+):
+    scripted(monkeypatch, [(0.7, 0.9), *[(0.6, 0.8)] * 3])
+    before = trainer(store, tmp_path / "run", epochs=3).fit()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    after = trainer(store, tmp_path / "run", epochs=4, resume=True).fit()
+    assert (after["best_epoch"], after["val_acc"], after["loss"]) == (1, 0.7, before["loss"])
+
+
 def test_evaluation_every_so_many_epochs_and_after_the_last(tmp_path: Path, store: Store):
     trainer(store, tmp_path / "run", epochs=5, eval_every=2).fit()
     evaluated = [line["epoch"] for line in lines(tmp_path / "run") if line["val_acc"] is not None]

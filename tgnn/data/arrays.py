@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from tgnn.errors import wrong
+from tgnn.errors import warn_once, wrong
 
 _CHECK_ROWS = 1 << 16
+MAX_CLASSES = 10_000_000
+"""More classes than this are taken for ids or other numbers that were given as labels."""
 
 
 def index_dtype(num_vertices: int) -> type:
@@ -80,7 +82,8 @@ def as_weights(weight: Any, num_edges: int) -> np.ndarray | None:
             f"({num_edges},), one per edge",
             "give a weight for every edge",
         )
-    array = array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32, copy=False)
     if not np.isfinite(array).all():
         place = int(np.flatnonzero(~np.isfinite(array))[0])
         raise wrong(
@@ -144,11 +147,30 @@ def as_labels(y: Any, num_vertices: int, num_classes: int | None) -> tuple[np.nd
         return labels, found
     labels = _single_label(array.reshape(-1))
     found = int(labels.max(initial=-1)) + 1
+    _check_class_count(labels, found)
     if num_classes is not None and check_count(num_classes, "num_classes") < found:
         raise wrong(
             "num_classes", num_classes, f"at least {found} (the largest label is {found - 1})", "correct it"
         )
     return labels, found if num_classes is None else int(num_classes)
+
+
+def _check_class_count(labels: np.ndarray, found: int) -> None:
+    """Refuse a class number that no model can have, and warn of more classes than labelled vertices."""
+    if found > MAX_CLASSES:
+        raise wrong(
+            "y",
+            f"class {found - 1} at vertex {int(labels.argmax())}",
+            f"class numbers below {MAX_CLASSES}",
+            "number the classes 0, 1, 2, ...",
+        )
+    labelled = int((labels >= 0).sum())
+    if found > labelled:
+        warn_once(
+            "more classes than labels",
+            f"y: the largest class number {found - 1} makes {found} classes for {labelled} labelled vertices; "
+            "if that is not meant, number the classes 0, 1, 2, ...",
+        )
 
 
 def _single_label(values: np.ndarray) -> np.ndarray:

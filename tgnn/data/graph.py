@@ -8,6 +8,7 @@ of vertices is always given.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,6 +110,7 @@ class Graph:
                 "transpose or stack the two columns",
             )
         num_vertices = check_count(num_vertices, "num_vertices")
+        _check_memory(num_vertices)
         check_ids(edges, num_vertices, "edge_index")
         dtype = index_dtype(num_vertices)
         source, destination = edges[0].astype(dtype), edges[1].astype(dtype)
@@ -189,6 +191,20 @@ class Graph:
             edges = np.concatenate([edges, edges[::-1, back]], axis=1)
             weights = None if weights is None else np.concatenate([weights, weights[back]])
         return cls.from_edge_index(edges, len(number), weights)
+
+
+def _check_memory(num_vertices: int) -> None:
+    """Refuse a number of vertices whose offsets alone, 16 bytes a vertex while sorting, exceed the machine's
+    memory.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 16 * num_vertices > memory:
+        raise wrong(
+            "number of vertices",
+            num_vertices,
+            f"at most {memory // 16}, which fit this machine's memory",
+            "correct it, or number the vertices without gaps",
+        )
 
 
 def canonical_csr(

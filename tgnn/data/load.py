@@ -150,6 +150,20 @@ def _find_directory(path: Path) -> _Source:
         return _Source("planetoid", tuple(files), lambda options: read_planetoid(path))
     if files := ogb_files(path):
         return _Source("ogb", tuple(files), lambda options: _read_ogb(path, options))
+    if (path / "store.json").is_file():
+        raise wrong(
+            str(path),
+            "a partition store, which is no data set to load",
+            "a data set",
+            f"give the store to training as it is (python -m tgnn.train {path}), or open it with Store.open",
+        )
+    if (path / "part-0000").is_dir():
+        raise wrong(
+            str(path),
+            "a folder with part-0000 but without store.json",
+            "a whole partition store, or a data set",
+            "copy its store.json too, or make the store again with python -m tgnn.partition",
+        )
     raise wrong(
         str(path),
         "a directory without ind.<name>.graph, raw/edge.csv.gz, raw/data.npz or a DGL partition's .json",
@@ -220,9 +234,7 @@ def _generate(name: str, size: str | None) -> Dataset:
 def _read_ogb(path: Path, options: DataOptions) -> Dataset:
     """An OGB directory, its own split where that is asked for."""
     own_split = options.split_file is None and options.split in (None, "fixed")
-    return read_ogb(
-        path, options.add_inverse_edge, own_split=own_split, reverse_follows=options.add_reverse
-    )
+    return read_ogb(path, options.add_inverse_edge, own_split=own_split, reverse_follows=options.add_reverse)
 
 
 def _read_text(path: Path, options: DataOptions) -> Dataset:

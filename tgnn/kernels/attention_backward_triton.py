@@ -113,14 +113,13 @@ def attention_backward_rows(
                 src_tile = load_rows(
                     src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
                 )
-            score = scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE)
-            weight = tl.exp(tl.where(valid[:, None], score, float("-inf")) - row_lse)
+            weight = tl.exp(scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE) - row_lse)
             of_weight = tl.sum(grad_tile * value_tile, 2)
             if DROP > 0:
                 of_weight *= kept(
                     key, ids, tl.load(position + edge, mask=valid, other=0), head, DROP, BLOCK_H, ACC
                 )
-            of_score = weight * (of_weight - of_out)
+            of_score = tl.where(valid[:, None], weight * (of_weight - of_out), tl.zeros((), ACC))
             if KIND == "gat":
                 of_dst += tl.sum(of_score * slope_of(dst_tile + src_tile, SLOPE), 0)
             elif KIND == "gatv2":
@@ -191,8 +190,9 @@ def attention_backward_sources(
                 dst, destination, valid, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
             )
         score = scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE)
-        score = tl.where(valid[:, None], score, float("-inf"))
         weight = tl.exp(score - load_heads(lse, destination, valid, head, HEADS, HEADS, ACC))
+        # After the exponential, which may overflow for edges that are not there: before it costs registers.
+        weight = tl.where(valid[:, None], weight, tl.zeros((), ACC))
         of_weight = tl.sum(grad_tile * value_tile, 2)
         dropped = weight
         if DROP > 0:

@@ -22,7 +22,13 @@ class _Attention(Layer):
     """What the two layers share: `heads` of `out_features` each, joined (`concat`) or averaged."""
 
     def __init__(
-        self, in_features: int, out_features: int, heads: int, attention_dropout: float, slope: float, concat: bool
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int,
+        attention_dropout: float,
+        slope: float,
+        concat: bool,
     ) -> None:
         super().__init__()
         self.in_features, self.head_features, self.heads = in_features, out_features, heads
@@ -109,5 +115,7 @@ class GATv2Conv(_Attention):
         value = self._by_head(rows.all())
         dst = self._by_head(self.fc_dst(rows.own[: block.n_dst]))
         drop, key = self._dropout(), rows.attention_key
-        out = attention(block, value, "gatv2", value, dst, self.attn[0], slope=self.slope, dropout=drop, key=key)
+        out = attention(
+            block, value, "gatv2", value, dst, self.attn[0], slope=self.slope, dropout=drop, key=key
+        )
         return self._merge(out)

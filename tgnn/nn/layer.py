@@ -24,7 +24,12 @@ class Rows:
     """
 
     def __init__(
-        self, own: Tensor, local: Tensor, halo: Halo | None = None, attention_key: int = 0, stage: Stage = no_stage
+        self,
+        own: Tensor,
+        local: Tensor,
+        halo: Halo | None = None,
+        attention_key: int = 0,
+        stage: Stage = no_stage,
     ) -> None:
         self.own = own
         self.local = local
@@ -61,7 +66,9 @@ class Layer(nn.Module):
         if isinstance(rows, Tensor):
             if rows.dim() != 2 or rows.shape[0] != block.n_src:
                 got, expected = tuple(rows.shape), f"({block.n_src}, width)"
-                raise wrong(f"{type(self).__name__} input", got, expected, "give one row per source of the block")
+                raise wrong(
+                    f"{type(self).__name__} input", got, expected, "give one row per source of the block"
+                )
             rows = Rows(rows, self.before_exchange(rows))
         return super().__call__(block, rows)
 

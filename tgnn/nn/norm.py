@@ -61,7 +61,9 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, eps: float, comm: Comm):
         wide = x if x.dtype == torch.float64 else x.float()
-        total = torch.cat([wide.sum(0).double(), torch.tensor([float(len(x))], device=x.device, dtype=torch.float64)])
+        total = torch.cat(
+            [wide.sum(0).double(), torch.tensor([float(len(x))], device=x.device, dtype=torch.float64)]
+        )
         comm.all_reduce(total)
         count = float(total[-1])
         mean = (total[:-1] / max(count, 1)).to(wide.dtype)

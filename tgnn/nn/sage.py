@@ -25,10 +25,14 @@ AGGREGATORS = ("mean", "max", "pool", "gcn")
 class SAGEConv(Layer):
     """GraphSAGE layer. Shapes: block and rows [n_src, in_features] -> [n_dst, out_features]."""
 
-    def __init__(self, in_features: int, out_features: int, aggregator: str = "mean", bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, aggregator: str = "mean", bias: bool = True
+    ) -> None:
         super().__init__()
         if aggregator not in AGGREGATORS:
-            raise wrong("aggregator", repr(aggregator), f"one of {', '.join(AGGREGATORS)}", "choose one of these")
+            raise wrong(
+                "aggregator", repr(aggregator), f"one of {', '.join(AGGREGATORS)}", "choose one of these"
+            )
         self.in_features, self.out_features, self.aggregator = in_features, out_features, aggregator
         has_self = aggregator != "gcn"
         self.fc_self = nn.Linear(in_features, out_features, bias=bias) if has_self else None

@@ -327,21 +327,21 @@ def initialise_from_env(device: str = "auto", timeout_s: float = 600.0) -> Comm:
     return initialise(torchrun_int("RANK"), torchrun_int("WORLD_SIZE"), chosen, "env://", timeout_s)
 
 
-def rank_device(device: str, local_rank: int, local_ranks: int) -> torch.device:
+def rank_device(device: str, local_rank: int, local_ranks: int, what: str = "device") -> torch.device:
     """The device of one of `local_ranks` ranks on this machine.
 
     "auto" is one GPU per rank where there are enough, else the CPU; "cuda" insists on GPUs. Raises
-    `UserError`.
+    `UserError`, which calls the device `what`.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise wrong("device", repr(device), "auto, cpu or cuda", "choose one of these")
+        raise wrong(what, repr(device), "auto, cpu or cuda", "choose one of these")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and gpus < local_ranks:
         raise wrong(
-            "device",
-            f"cuda for {local_ranks} ranks",
-            f"no more ranks than this machine's {gpus} GPUs",
-            "use fewer ranks or device cpu",
+            what,
+            f"cuda for {local_ranks} rank{'' if local_ranks == 1 else 's'}",
+            f"no more ranks than this machine's {gpus} GPU{'' if gpus == 1 else 's'}",
+            f"use fewer ranks or {what} cpu",
         )
     if device == "cpu" or gpus < local_ranks:
         return torch.device("cpu")

@@ -22,6 +22,7 @@ from tgnn.partition.undirected import undirected
 
 METHODS = ("lp", "metis", "random")
 SLACK = 1.05
+MOST_EMPTY_PARTS = 1024
 SLACK_EVALUATION = 1.10
 
 
@@ -41,11 +42,11 @@ def assign(
     """The part of every vertex of `data`, a Graph or a Dataset (whose splits are taken unless given here):
     int32 [N].
 
-    `num_parts` >= 1; more parts than vertices leave parts empty. `method` is "lp" (label propagation, built
-    in), "metis" (needs pymetis) or "random". `train`, `val`, `test`: id arrays. `vertex_weight` [N] or [N,
-    k], non-negative: the work of a vertex, each column balanced by itself (default: its in-edges).
-    `edge_weight` [E] in in-edge order, non-negative: what cutting an edge costs (default: 1; the graph's own
-    edge weights play no part). The same arguments give the same answer everywhere. `progress` shows a bar
+    `num_parts` >= 1; more parts than vertices (up to 1024) leave parts empty. `method` is "lp" (label
+    propagation, built in), "metis" (needs pymetis) or "random". `train`, `val`, `test`: id arrays.
+    `vertex_weight` [N] or [N, k], non-negative: the work of a vertex, each column balanced by itself (default: its
+    in-edges). `edge_weight` [E] in in-edge order, non-negative: what cutting an edge costs (default: 1; the
+    graph's own edge weights play no part). The same arguments give the same answer everywhere. `progress` shows a bar
     where stderr is a terminal and the work lasts.
 
     Each balanced quantity stays within 1.05 times its mean per part (1.10 for val and test) where single
@@ -56,6 +57,9 @@ def assign(
     n = graph.num_vertices
     if not isinstance(num_parts, (int, np.integer)) or num_parts < 1:
         raise wrong("number of parts", num_parts, "at least 1", "give a positive whole number")
+    if num_parts > max(n, MOST_EMPTY_PARTS):
+        expected = f"at most {max(n, MOST_EMPTY_PARTS)} for {n} vertices"
+        raise wrong("number of parts", num_parts, expected, "give one part for each rank")
     if method not in METHODS:
         raise wrong("partitioner", method, " or ".join(METHODS), "choose one of these")
     splits = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
@@ -32,13 +33,13 @@ class Loader:
     """
 
     def __init__(
-        self, store: Store, fanouts: Sequence[int], batch_size: int = 1024, *, split: str = "train",
+        self, store: Store | str | os.PathLike, fanouts: Sequence[int], batch_size: int = 1024, *, split: str = "train",
         parallel: str = "split", sampler: str = "uniform", replace: bool = False, shuffle: bool = True, seed: int = 0,
         prefetch: int = 1, comm: Comm | None = None, stage: Stage = no_stage,
     ) -> None:  # fmt: skip
         """
         Args:
-            store: of as many parts as there are ranks (any number in `data` mode with one rank).
+            store: a store or its path, of as many parts as there are ranks.
             fanouts: in-edges per vertex and hop, seeds outward; -1 for all.
             batch_size: global, seeds per step over all ranks.
             split: `train`, `val` or `test`.
@@ -51,6 +52,7 @@ class Loader:
             comm: process group; default the current one.
         """
         self.comm = comm or current()
+        store = opened_store(store, self.comm)
         self.store, self.fanouts, self.batch_size = store, fanouts, batch_size
         self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = (
             parallel,
@@ -62,7 +64,6 @@ class Loader:
         self.epoch = 0
         self._check()
         check_sampler(sampler, replace, store.has_edge_weight)
-        store.require_parts(self.comm.ranks)
         rank, device = self.comm.rank, self.comm.device
         drawing = {"sampler": sampler, "replace": replace, "seed": seed, "stage": stage}
         if parallel == "split":
@@ -83,6 +84,8 @@ class Loader:
         if not fanouts or any(not isinstance(f, Integral) or f < -1 for f in fanouts):
             expected = "a list of one or more whole numbers, each -1 (all) or more"
             raise wrong("fanouts", self.fanouts, expected, "correct the list")
+        if max(fanouts) >= 2**31:
+            raise wrong("fanouts", max(fanouts), "numbers below 2^31", "write -1 for every in-edge")
         self.fanouts = tuple(int(fanout) for fanout in fanouts)
         whole = isinstance(self.batch_size, Integral) and isinstance(self.prefetch, Integral)
         if not whole or self.batch_size < 1 or self.prefetch < 0:
@@ -91,6 +94,8 @@ class Loader:
                 "Loader", got, "whole numbers, batch_size >= 1 and prefetch >= 0", "correct the number"
             )
         self.batch_size = int(self.batch_size)
+        if self.batch_size >= 2**62:
+            raise wrong("batch_size", self.batch_size, "a number below 2^62", "choose a smaller one")
 
     def __len__(self) -> int:
         """Steps of an epoch, the same on every rank."""
@@ -165,6 +170,20 @@ class Loader:
             work,
             self.stage,
         )
+
+
+def opened_store(store: Store | str | os.PathLike, comm: Comm) -> Store:
+    """The store, opened where it is a path, if it has a part for each rank; else UserError."""
+    if isinstance(store, (str, os.PathLike)):
+        store = Store.open(store)
+    if not isinstance(store, Store):
+        do = "give what tgnn.prepare or Store.open returns"
+        raise wrong("store", f"a {type(store).__name__}", "a Store or the path of one", do)
+    if comm.ranks == 1 and store.num_parts > 1:
+        parts = store.num_parts
+        do = f"call this in a function fn that tgnn.launch(fn, ..., ranks={parts}) starts on {parts} ranks"
+        raise wrong(f"store {store.path}", f"{parts} parts", "1, one for each rank", do)
+    return store.require_parts(comm.ranks)
 
 
 def seeds_of(store: Store, split: str) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import pickle
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,7 +43,10 @@ def load(path: str | Path) -> dict[str, Any]:
     Raises UserError when the file is missing, damaged, not a tgnn checkpoint, or of another version.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Of a plain pickle torch warns before it refuses: our own sentence says it.
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise wrong("checkpoint", f"no file {path}", "an existing checkpoint", "check the path") from None
     except pickle.UnpicklingError:
@@ -100,8 +104,10 @@ class CheckpointState:
     best_loss: float | None = None
     """Validation loss at that point: it breaks ties."""
     best_epoch: int | None = None
+    best_figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the summary says of that epoch; empty before it, and in older checkpoints."""
     stale: int = 0
-    """Epochs since the validation metric last got better."""
+    """Epochs from the best one to the last evaluated one."""
     loss_sum: float = 0.0
     """Sum of the losses, over all ranks, of the seeds already seen in this epoch."""
     seeds: int = 0

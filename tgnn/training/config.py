@@ -131,7 +131,20 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not holds(value):
                 shown = ",".join(map(str, value)) or "none" if isinstance(value, tuple) else value
+                shown = repr(value) if value == "" else shown
                 raise wrong(flag_of(name), shown, expected, f"write for example {_example(name)}")
+        for name, limit in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and (max(value) if isinstance(value, tuple) else value) > limit:
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                raise wrong(flag_of(name), shown, f"at most {limit}", f"write for example {_example(name)}")
+        if self.is_attention:
+            for name in ("heads", "output_heads"):
+                if self.hidden * getattr(self, name) > MOST_WIDTH:
+                    got = f"{getattr(self, name)} beside --hidden {self.hidden}"
+                    raise wrong(
+                        flag_of(name), got, f"at most {MOST_WIDTH} columns in all", "choose smaller ones"
+                    )
         check_sampler(self.sampler, self.replace)
         if self.norm == "batch" and self.parallel == "data":
             raise wrong(
@@ -190,6 +203,27 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "timeout": _positive(),
     "checkpoint_every": _at_least(0),
     "inference_edges": _at_least(1),
+    "store": (lambda value: value != "", "a path"),
+    "run_dir": (lambda value: value != "", "a path"),
+}
+
+
+MOST_WIDTH = 1_000_000
+# Beyond these a number is a slip of the keyboard, and no machine integer or memory holds what follows from it.
+_LIMITS: dict[str, int] = {
+    "hidden": MOST_WIDTH,
+    "heads": MOST_WIDTH,
+    "output_heads": MOST_WIDTH,
+    "fanouts": 2**31 - 1,
+    "batch_size": 2**62,
+    "epochs": 2**31 - 1,
+    "patience": 2**31 - 1,
+    "eval_every": 2**31 - 1,
+    "checkpoint_every": 2**62,
+    "inference_edges": 2**62,
+    "prefetch": 2**31 - 1,
+    "ranks": 65_536,
+    "timeout": 10**9,
 }
 
 
@@ -276,6 +310,8 @@ def resolve(argv: Sequence[str] | None = None) -> Resolved:
     train |= flags.options_from_args(args, TrainConfig)
     data |= flags.options_from_args(args, DataOptions)
     source = source if args.data is None else args.data
+    if source == "":
+        raise wrong("DATA", "''", "a dataset's name or a path", "leave it out for the built-in graph")
     given = frozenset(train) | frozenset(data)
     if args.resume is None:
         resolved = Resolved(source, TrainConfig(**train), DataOptions(**data), given)

@@ -292,6 +292,18 @@ class Parser(argparse.ArgumentParser):
             raise wrong(
                 what, f"the value {complaint.split()[-1]}", "no value after it", f"write {what} alone"
             )
+        if complaint.startswith("the following arguments are required: "):
+            missing = complaint.split(": ", 1)[1].split(",")[0].strip()
+            raise wrong(self.prog, f"no {missing}", f"{missing} on the command line", "see --help")
+        choice = re.match(r"invalid choice: (.*) \(choose from (.*)\)$", complaint, re.DOTALL)
+        if choice:
+            known = [word.strip().strip("'") for word in choice[2].split(",")]
+            word = choice[1].strip("'")
+            raise wrong(what, choice[1], "one of " + ", ".join(known), _advise(word, known))
+        value = re.match(r"invalid (\w+) value: (.*)", complaint, re.DOTALL)
+        if value:
+            kind = {"int": "an integer", "float": "a number"}.get(value[1], f"a value of {value[1]}")
+            raise wrong(what, value[2], kind, "correct the value")
         raise wrong(what, complaint, "a command line as --help shows it", "see --help")
 
     def parse_args(
@@ -305,10 +317,19 @@ class Parser(argparse.ArgumentParser):
             known = [flag for flag in self._option_string_actions if flag.startswith("--")]
             raise wrong(flags[0], "an unknown flag", "a flag that --help lists", _advise(flags[0], known))
         if extra:
-            raise wrong(
-                self.prog, f"the extra argument {extra[0]!r}", "one DATA argument at most", "see --help"
-            )
+            expected = f"one {self._positional()} argument at most"
+            raise wrong(self.prog, f"the extra argument {extra[0]!r}", expected, "see --help")
+        for action in self._actions:
+            # A bare flag's own meaning may be the empty text.
+            if getattr(namespace, action.dest, None) == "" and action.const != "":
+                what = action.option_strings[0] if action.option_strings else action.metavar
+                do = "write it" if action.required else f"write it, or leave {what} out"
+                raise wrong(str(what), "''", "a value that is not empty", do)
         return namespace
+
+    def _positional(self) -> str:
+        """What help calls the argument that has no flag."""
+        return next((str(action.metavar) for action in self._actions if not action.option_strings), "DATA")
 
     def _join_values(self, words: list[str]) -> list[str]:
         """The words with values tied to their flags where argparse would go wrong.

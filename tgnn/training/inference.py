@@ -8,6 +8,7 @@ chunk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -22,6 +23,7 @@ from tgnn.parallel.comm import Comm, current
 from tgnn.parallel.exchange import start_exchange
 from tgnn.partition.store import Store
 from tgnn.sampling.cooperative import CooperativeSampler
+from tgnn.sampling.loader import opened_store
 from tgnn.sampling.neighbor import Hop
 from tgnn.sampling.topology import Topology
 
@@ -42,7 +44,7 @@ class LayerwiseInference:
     """
 
     def __init__(
-        self, store: Store, comm: Comm | None = None, *, chunk_edges: int = 2_000_000,
+        self, store: Store | str | os.PathLike, comm: Comm | None = None, *, chunk_edges: int = 2_000_000,
         dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         """
@@ -54,7 +56,7 @@ class LayerwiseInference:
             dtype: of the features and the logits; bfloat16 as in `autocast`.
         """
         self.comm = comm or current()
-        store.require_parts(self.comm.ranks)
+        store = opened_store(store, self.comm)
         self.part = store.part(self.comm.rank)
         if self.part.features is None:
             raise wrong(
@@ -149,13 +151,21 @@ def gather_by_original_id(rows: Tensor, store: Store, comm: Comm | None = None) 
 
 
 def predict(
-    model: GNN, store: Store, *, chunk_edges: int = 2_000_000, dtype: torch.dtype | None = None
+    model: GNN,
+    store: Store | str | os.PathLike,
+    *,
+    chunk_edges: int = 2_000_000,
+    dtype: torch.dtype | None = None,
 ) -> Tensor | None:
     """Logits of every vertex by exact layer-wise inference: [N, classes] in order of original id.
 
     On several ranks a collective that returns the logits on rank 0 and None on the others. `dtype` defaults
     to that of the model's parameters (float32 for a model that has none).
     """
+    if not isinstance(model, GNN):
+        do = "wrap its layers: tgnn.nn.GNN([layer, ...])"
+        raise wrong("model", f"a {type(model).__name__}", "a tgnn.nn.GNN", do)
+    store = opened_store(store, current())
     dtype = dtype or next((parameter.dtype for parameter in model.parameters()), torch.float32)
     rows = LayerwiseInference(store, chunk_edges=chunk_edges, dtype=dtype)(model)
     return gather_by_original_id(rows, store)

@@ -364,22 +364,41 @@ def _commit(checkout: Path) -> str | None:
     return None
 
 
-def summarise(lines: Sequence[Mapping[str, Any]], best_epoch: int | None, **more: Any) -> dict[str, Any]:
+_BEST = ("loss", "metric", "train_acc", "val_acc", "test_acc", "val_loss", "ranks", "parallel")
+
+
+def best_figures(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What the summary says of the best epoch, from that epoch's line."""
+    return {name: line[name] for name in _BEST}
+
+
+def summarise(
+    lines: Sequence[Mapping[str, Any]],
+    best_epoch: int | None,
+    figures: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """The content of `summary.json` from a run's lines: the best epoch and its figures, means per epoch, and
     `more` (the resolved config, provenance, why the run stopped).
+
+    `figures` are the best epoch's as `best_figures` gives them, for a run whose line of that epoch is lost;
+    without them the lost figures are None. Where no epoch is the best, the last one stands for it.
     """
     last = lines[-1]
-    best = next((line for line in lines if line["epoch"] == best_epoch), last)
+    unknown = {name: last[name] if name in ("metric", "ranks", "parallel") else None for name in _BEST}
+    best: Mapping[str, Any] = {"epoch": best_epoch, **unknown, **(figures or {})}
+    if best_epoch is None:
+        best = last
+    best = next((line for line in lines if line["epoch"] == best_epoch), best)
     stages = (*STAGES, "total", "overlapped")
     seconds = {name: sum(line["seconds"][name] for line in lines) / len(lines) for name in stages}
     counts = [name for name in last["work"] if name != "cache_hit"]
     work = {name: sum(line["work"][name] for line in lines) / len(lines) for name in counts}
     training_seconds = seconds["total"] - seconds["eval"]
-    figures = ("loss", "metric", "train_acc", "val_acc", "test_acc", "val_loss", "ranks", "parallel")
     return {
         "epochs": last["epoch"],
         "best_epoch": best["epoch"],
-        **{name: best[name] for name in figures},
+        **best_figures(best),
         "seconds_per_epoch": seconds,
         "seeds_per_second": work["seeds"] / training_seconds if training_seconds > 0 else None,
         "work_per_epoch": work,
@@ -399,7 +418,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
         (summary["metric"], f"{figures}  (best epoch: {summary['best_epoch']} of {summary['epochs']})"),
         ("seconds per epoch", " ".join(f"{name:>8}" for name in stages)),
         ("", " ".join(f"{value:8.3f}" for value in stages.values())),
-        ("training speed", f"{speed} on {summary['ranks']} ranks, {summary['parallel']}"),
+        ("training speed", f"{speed} on {_ranks(summary['ranks'])}, {summary['parallel']}"),
         (
             "work per epoch",
             f"{_count(work['edges'])} edges, {_count(work['feature_rows_loaded'])} rows loaded,",
@@ -418,6 +437,10 @@ def advise(seconds: Mapping[str, float]) -> str | None:
         if seconds["total"] > 0 and seconds[name] > DOMINANT_SHARE * seconds["total"]:
             return f"{name} takes {seconds[name] / seconds['total']:.0%} of the epoch: {cure}."
     return None
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def _figure(value: float | None) -> str:

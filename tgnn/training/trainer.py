@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -29,7 +30,16 @@ from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
 from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, TrainConfig
 from tgnn.training.inference import LayerwiseInference, autocast
 from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
-from tgnn.training.metrics import RunLog, StageClock, WorkCounters, epoch_line, memory, provenance, summarise
+from tgnn.training.metrics import (
+    RunLog,
+    StageClock,
+    WorkCounters,
+    best_figures,
+    epoch_line,
+    memory,
+    provenance,
+    summarise,
+)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 # Least seconds between progress lines where there is no terminal for a bar: after epochs, inside long ones.
@@ -108,8 +118,8 @@ class Trainer:
         if not self.lines:  # a signal came before the first epoch's end
             return {"stopped": stopped}
         summary = summarise(
-            self.lines, state.best_epoch, stopped=stopped, kernels=all_ran(), config=self.record,
-            provenance=provenance(self.comm.device),
+            self.lines, state.best_epoch, state.best_figures, stopped=stopped, kernels=all_ran(),
+            config=self.record, provenance=provenance(self.comm.device),
         )  # fmt: skip
         if self.log is not None:
             with writing(self.run_dir):
@@ -178,8 +188,9 @@ class Trainer:
             if epoch % config.eval_every == 0 or epoch == config.epochs:
                 figures = self._evaluate()
                 better = self._is_better(figures)
+                # Only an evaluation says how stale the best is: patience never ends a run between two.
+                state.stale = 0 if better else epoch - (state.best_epoch or 0)
             counts, used = work.sum_over_ranks(self.comm, earlier), memory(self.comm.device, self.comm)
-        state.stale = 0 if better else state.stale + 1
         if better:
             state.best_epoch, state.best_metric, state.best_loss = (
                 epoch,
@@ -190,6 +201,8 @@ class Trainer:
             epoch=epoch, loss=loss, metric=self.metric, ranks=self.comm.ranks, parallel=config.parallel,
             seconds=self.clock.seconds(), work=counts, memory=used, **figures,
         )  # fmt: skip
+        if better:
+            state.best_figures = best_figures(line)
         self.clock.start()
         self.lines.append(line)
         state.epoch, state.step, state.loss_sum, state.seeds, state.work = epoch + 1, 0, 0.0, 0, {}
@@ -294,8 +307,38 @@ def check_run(data: Store | Dataset, config: TrainConfig) -> str:
         raise wrong(what, "no training vertices", "a split", do)
     weighted = data.has_edge_weight if isinstance(data, Store) else data.graph.edge_weight is not None
     check_sampler(config.sampler, config.replace, weighted)
-    with use_backend(config.backend):
+    with _flag_named("backend"), use_backend(config.backend):
         return check_metric(config.metric, data.task, data.num_classes)
+
+
+def check_draw_weights(data: Store | Dataset, config: TrainConfig) -> None:
+    """Refuse, before any work, weights that `--sampler weighted` cannot draw by: UserError. Reads them all."""
+    if config.sampler != "weighted":
+        return
+    if isinstance(data, Store):
+        found = (data.part(part).edge_weight for part in range(data.num_parts))
+    else:
+        found = iter([data.graph.edge_weight])
+    for weights in (piece for array in found for piece in _pieces(array)):
+        bad = weights[~((weights >= 0) & np.isfinite(weights))]
+        if len(bad):
+            got, do = f"an edge weight of {bad[0]:g}", "correct the weights, or use another sampler"
+            raise wrong("--sampler weighted", got, "finite numbers, none negative", do)
+
+
+def _pieces(array: np.ndarray, size: int = 1 << 22) -> Iterator[np.ndarray]:
+    return (array[start : start + size] for start in range(0, len(array), size))
+
+
+@contextmanager
+def _flag_named(option: str) -> Iterator[None]:
+    """What the API says of its argument `option`, said of the flag."""
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith(f"{option}: "):
+            raise UserError(f"--{error}") from None
+        raise
 
 
 @contextmanager

@@ -153,8 +153,12 @@ def _check_block(block: Block, num_vertices: int | None, weight_place: int | Non
         raise block.fault(
             int(np.flatnonzero(bad)[0]), f"ids {interval}", "correct that line or the number of vertices"
         )
-    if weight_place is not None and not np.isfinite(block.columns[weight_place]).all():
-        row = int(np.flatnonzero(~np.isfinite(block.columns[weight_place]))[0])
+    if weight_place is None:
+        return
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(block.columns[weight_place].astype(np.float32))
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
         raise block.fault(row, f"a finite weight in column {weight_place + 1}", "correct that line")
 
 

@@ -172,6 +172,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise wrong(
             str(path), f"a JSON {type(raw).__name__}", "an object with train, val and test", "wrap the lists"
         )
+    for key, value in raw.items():
+        faults = [] if not isinstance(value, list) else [i for i in value if not isinstance(i, int | float)]
+        if faults or not isinstance(value, list):
+            got = f"{json.dumps(faults[0] if faults else value)[:60]} {'in' if faults else 'for'} {key}"
+            raise wrong(str(path), got, "a flat list of vertex ids for each split", "write [0, 1, 2]")
     return raw
 
 

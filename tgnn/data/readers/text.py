@@ -1,6 +1,7 @@
 """Tables in text, read in bounded memory: a fast parser for what is right, a strict one for what is wrong.
 
-Columns are separated by spaces or tabs, commas or semicolons; `#` starts a comment; blank lines, CRLF and a
+Columns are separated by spaces or tabs, commas or semicolons; a value may stand in double quotes (read
+slower; a separator inside them is refused); digits are ASCII; `#` starts a comment; blank lines, CRLF and a
 missing last newline are nothing special; names ending in `.gz` are unpacked. A fault names the file, the
 line and the text.
 """
@@ -25,6 +26,7 @@ from tgnn.errors import UserError, wrong
 ID, NUMBER, LABEL, WORD, SKIP = "a vertex id", "a number", "a label", "a word", "anything"
 _DTYPES = {ID: np.int64, NUMBER: np.float64, LABEL: np.float64, WORD: "U16", SKIP: "U1"}
 _BLOCK_CHARS = 1 << 24
+_SHOWN_CHARS = 60
 _SEPARATORS = {"space": None, "tab": "\t", "comma": ",", "semicolon": ";"}
 
 
@@ -48,7 +50,7 @@ class Block:
     def fault(self, row: int, expected: str, do: str) -> UserError:
         """The error that `row` is not what was expected."""
         number, line = self.line_of(row)
-        return wrong(f"{self.path}, line {number}", repr(line), expected, do)
+        return wrong(f"{self.path}, line {number}", _shown(line), expected, do)
 
 
 def read_blocks(
@@ -126,12 +128,12 @@ def _parse_strictly(block: Block, kinds: Sequence[str], separator: str | None) -
         content = _content(line)
         if not content:
             continue
-        fields = [field.strip() for field in content.split(separator)]
+        fields = [_unquoted(field) for field in content.split(separator)]
         where = f"{block.path}, line {block.first_line + place}"
         if len(fields) != len(kinds):
             raise wrong(
                 where,
-                f"{line.strip()!r} ({len(fields)} columns)",
+                f"{_shown(line.strip())} ({len(fields)} columns)",
                 f"{len(kinds)} columns as in the first line",
                 "correct or remove that line",
             )
@@ -140,7 +142,7 @@ def _parse_strictly(block: Block, kinds: Sequence[str], separator: str | None) -
                 values[column].append(_value(field, kind))
             except ValueError:
                 raise wrong(
-                    where, f"{field!r} in column {column + 1}", _EXPECTED[kind], _CURES[kind]
+                    where, f"{_shown(field)} in column {column + 1}", _EXPECTED[kind], _CURES[kind]
                 ) from None
     return [np.array(column, _DTYPES[kind]) for column, kind in zip(values, kinds, strict=True)]
 
@@ -165,7 +167,26 @@ def _value(field: str, kind: str) -> Any:
         return int(field)
     if kind == LABEL and not field:
         return np.nan
+    if kind in (NUMBER, LABEL) and ("_" in field or not field.isascii()):
+        raise ValueError(field)
     return float(field) if kind in (NUMBER, LABEL) else field
+
+
+def _unquoted(field: str) -> str:
+    """The field without the space and one pair of double quotes around it.
+
+    >>> _unquoted(' "7" ')
+    '7'
+    """
+    field = field.strip()
+    quoted = len(field) >= 2 and field[0] == field[-1] == '"'
+    return field[1:-1].strip() if quoted else field
+
+
+def _shown(text: str) -> str:
+    """The text as an error shows it: quoted, cut to a line's width, bytes that are no text escaped."""
+    shown = ascii(text) if "\ufffd" in text else repr(text)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
 
 
 def _content(line: str) -> str:
@@ -181,10 +202,11 @@ def _separator(content: str, delimiter: str) -> str | None:
 
 
 def _is_header(path: Path, fields: list[str]) -> bool:
-    """Whether a csv's first row is a header: no field of it is a number."""
+    """Whether a csv's first row is a header: no field of it is a number, in quotes or digits of any kind."""
     if not path.name.removesuffix(".gz").endswith(".csv"):
         return False
-    return not any(re.match(r"\s*([+-]?[.0-9]|nan\b|$)", field, re.IGNORECASE) for field in fields)
+    number = re.compile(r"[\s\"'\u201c\u2018]*([+\u2212-]?[.\d\u00b2\u00b3\u00b9]|nan\b|$)", re.IGNORECASE)
+    return not any(number.match(field) for field in fields)
 
 
 def _check_blanks(path: Path, lines: list[str], first_line: int, seen: int) -> int:

@@ -37,14 +37,17 @@ def read_tgnn_npz(path: Path) -> Dataset:
         try:
             fields = {key: arrays.get(key) for key in ("x", "y", *SPLITS)}
             return Dataset(
-                path.name.removesuffix(".npz"), _graph(arrays), **fields, options={"reader": "tgnn"}
+                path.name.removesuffix(".npz"),
+                _graph(arrays, _rows(fields)),
+                **fields,
+                options={"reader": "tgnn"},
             )
         except UserError as error:
             raise error if str(path) in str(error) else UserError(f"{path}: {error}") from error
 
 
-def _graph(arrays: Npz) -> Graph:
-    """The graph, from either form of its edges."""
+def _graph(arrays: Npz, rows: dict[str, int]) -> Graph:
+    """The graph, from either form of its edges; `rows` of x and y."""
     by_edge, by_row = "edge_index" in arrays.keys, bool({"indptr", "indices"} & arrays.keys)
     if by_edge == by_row:
         raise wrong(
@@ -55,13 +58,13 @@ def _graph(arrays: Npz) -> Graph:
         )
     if by_row:
         graph = Graph.from_csr(arrays["indptr"], arrays["indices"], arrays.get("edge_weight"))
-        declared = _num_nodes(arrays)
+        declared = _num_nodes(arrays, rows)
         if declared not in (None, graph.num_vertices):
             raise wrong(
                 "num_nodes", declared, f"{graph.num_vertices}, the rows of indptr", "correct one of them"
             )
         return graph
-    num_vertices = _num_nodes(arrays)
+    num_vertices = _num_nodes(arrays, rows)
     if num_vertices is None:
         raise wrong(
             str(arrays.path),
@@ -72,13 +75,22 @@ def _graph(arrays: Npz) -> Graph:
     return Graph.from_edge_index(arrays["edge_index"], num_vertices, arrays.get("edge_weight"))
 
 
-def _num_nodes(arrays: Npz) -> int | None:
+def _rows(fields: dict[str, Any]) -> dict[str, int]:
+    """The rows of x and y, of those that there are."""
+    given = {key: fields[key] for key in ("x", "y") if fields[key] is not None}
+    return {key: len(array) for key, array in given.items() if array.ndim}
+
+
+def _num_nodes(arrays: Npz, rows: dict[str, int]) -> int | None:
     """`num_nodes`, or the rows of x or y, or None."""
-    if "num_nodes" in arrays.keys:
-        value = arrays["num_nodes"]
-        return check_count(value.item() if value.size == 1 else value.shape, "num_nodes")
-    rows = [arrays[key] for key in ("x", "y") if key in arrays.keys]
-    return len(rows[0]) if rows and rows[0].ndim else None
+    if "num_nodes" not in arrays.keys:
+        return next(iter(rows.values()), None)
+    value = arrays["num_nodes"]
+    declared = check_count(value.item() if value.size == 1 else value.shape, "num_nodes")
+    for key, count in rows.items():
+        if count != declared:
+            raise wrong("num_nodes", declared, f"{count}, the rows of {key}", "correct one of them")
+    return declared
 
 
 def save_npz(dataset: Dataset, path: str | Path) -> None:
