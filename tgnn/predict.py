@@ -13,10 +13,9 @@ import torch
 
 from tgnn.data.graph import Dataset
 from tgnn.errors import run_command, wrong
-from tgnn.parallel.comm import current
+from tgnn.parallel.comm import check_device, current
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
-from tgnn.train import check_device
 from tgnn.training.checkpoint import CheckpointState, atomic_file, dataset_fingerprint
 from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, read_run
 from tgnn.training.flags import Parser

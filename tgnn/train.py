@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from tgnn.data.graph import Dataset
 from tgnn.errors import run_command
-from tgnn.parallel.comm import rank_device, torchrun_int, under_torchrun
+from tgnn.parallel.comm import check_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
@@ -53,14 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         more = f"--patience {trained_on.stale + 10}, or with --patience 0"
         print(f"nothing was trained: the run is out of --patience {config.patience}; go on with {more}")
     return _report(summary, run_dir)
-
-
-def check_device(device: str, ranks: int) -> None:
-    """Refuse, before any work, a `--device` that this machine does not have for its ranks."""
-    if under_torchrun():
-        here = "LOCAL_WORLD_SIZE"
-        ranks = torchrun_int(here) if here in os.environ else torchrun_int("LOCAL_RANK") + 1
-    rank_device(device, 0, ranks, what="--device")
 
 
 def _run_dir(resolved: Resolved, name: str) -> Path | None:

@@ -63,7 +63,9 @@ class GNN(nn.Module):
         if not layers:
             raise wrong("GNN layers", "none", "one or more modules", "give at least one layer")
         if activation not in ACTIVATIONS:
-            raise wrong("activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}", "choose one of these")
+            raise wrong(
+                "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}", "choose one of these"
+            )
         if norm not in NORMS:
             raise wrong("norm", repr(norm), f"one of {', '.join(NORMS)}", "choose one of these")
         if not 0 <= dropout < 1:
@@ -112,11 +114,15 @@ class GNN(nn.Module):
             got, do = f"{len(batch.blocks)} blocks", "give the loader one fanout per layer"
             raise wrong("mini-batch", got, f"one for each of {len(self.layers)} layers", do)
         if batch.x is None:
-            raise wrong("mini-batch", "no features", "feature rows of the input vertices", "give the data features")
+            raise wrong(
+                "mini-batch", "no features", "feature rows of the input vertices", "give the data features"
+            )
         self._check_norm(batch)
         x = batch.x
         for number, layer in enumerate(self.layers):
-            x = self.before_layer(number, x, batch.ids[number], batch.dropout_key(rng.FEATURE_DROPOUT, number))
+            x = self.before_layer(
+                number, x, batch.ids[number], batch.dropout_key(rng.FEATURE_DROPOUT, number)
+            )
             local = layer.before_exchange(x)
             halo = start_exchange(batch.plans[number], local, batch.comm)
             block, key = batch.blocks[number], batch.dropout_key(rng.ATTENTION_DROPOUT, number)
@@ -156,4 +162,3 @@ def _width(layer: nn.Module, name: str) -> int:
 def _shortcut(layer: nn.Module) -> nn.Module:
     before, after = _width(layer, "in_features"), _width(layer, "out_features")
     return nn.Identity() if before == after else nn.Linear(before, after, bias=False)
-

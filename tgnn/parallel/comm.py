@@ -348,6 +348,14 @@ def rank_device(device: str, local_rank: int, local_ranks: int, what: str = "dev
     return torch.device("cuda", local_rank)
 
 
+def check_device(device: str, ranks: int) -> None:
+    """Refuse, before any work, a `--device` that this machine does not have for its ranks: UserError."""
+    if under_torchrun():
+        here = "LOCAL_WORLD_SIZE"
+        ranks = torchrun_int(here) if here in os.environ else torchrun_int("LOCAL_RANK") + 1
+    rank_device(device, 0, ranks, what="--device")
+
+
 def shutdown() -> None:
     """Leave the process group, if any; `current()` is one rank again."""
     global _current
