@@ -55,7 +55,16 @@ def counts(graph: list[Tensor], fanout: int, replace: bool = False, drawable: Te
     spec = COUNT if drawable is None else COUNT_DRAWABLE
     grid = (triton.cdiv(rows.numel(), BLOCK),)
     launch(
-        spec, config_of(spec, 1), grid, indptr, rows, drawable, count, rows.numel(), fanout, REPLACE=replace
+        spec,
+        config_of(spec, 1, rows.device),
+        grid,
+        indptr,
+        rows,
+        drawable,
+        count,
+        rows.numel(),
+        fanout,
+        REPLACE=replace,
     )
     return count
 
@@ -74,9 +83,9 @@ def edges_of(graph: list[Tensor], out: Tensor, n_edges: int) -> Sample:
     return Sample(out, src, position, edge)
 
 
-def config_of(spec: KernelSpec, fanout: int) -> Config:
-    """The configuration for rows of `fanout` draws; integers of 64 bits throughout."""
-    return lookup(spec, torch.device("cpu"), torch.int64, fanout, 0)
+def config_of(spec: KernelSpec, fanout: int, device: torch.device) -> Config:
+    """The configuration for rows of `fanout` draws on `device`; integers of 64 bits throughout."""
+    return lookup(spec, device, torch.int64, fanout, 0)
 
 
 def tile_configs(elements: tuple[int, ...], warps: int) -> Any:

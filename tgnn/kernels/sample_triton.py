@@ -7,8 +7,8 @@ not over rows, so that a hub is no program's work. Numbers and results are those
 floats are involved.
 
 Running sums, the compaction of flags and the search for the rows' ends are torch's (`cumsum`, `nonzero`,
-`searchsorted`): on a GPU those are library kernels at the speed of memory. A fanout above `WIDEST` leaves the draws to
-torch as well, on the same device.
+`searchsorted`): on a GPU those are library kernels at the speed of memory. With `auto` a fanout above `WIDEST`
+leaves the draws to torch as well, on the same device, and the record of what ran says so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tgnn.kernels import sample, sample_weighted_triton
+from tgnn.kernels.backend import fall_back
 from tgnn.kernels.rng_triton import below, draw, keyed
 from tgnn.kernels.sample_rows_triton import (
     BLOCK,
@@ -167,6 +168,11 @@ def sample_neighbors_triton(
 ) -> sample.Sample:  # fmt: skip
     """`sample_neighbors` by Triton kernels (one device sync; LABOR, and all in-edges of positive weight: two)."""
     if source_id is None and fanout > WIDEST:
+        fall_back(
+            "sample_neighbors",
+            f"a fanout of {fanout}",
+            f"at most {WIDEST}, which its draws fit in registers for",
+        )
         return sample.sample_neighbors_torch(
             indptr, indices, rows, ids, fanout, key, replace, weights=weights
         )
@@ -198,8 +204,8 @@ def _by_flags(graph: list[Tensor], fanout: int, key: int, source_id: Tensor | No
             torch.empty(n_in, dtype=torch.int8, device=rows.device),
         )
         launch(
-            spec, config_of(spec, 1), (triton.cdiv(n_in, BLOCK),), indptr, indices, rows, ends, source_id, log2, keep,
-            n, n_in, fanout, key, n.bit_length(),
+            spec, config_of(spec, 1, rows.device), (triton.cdiv(n_in, BLOCK),), indptr, indices, rows, ends,
+            source_id, log2, keep, n, n_in, fanout, key, n.bit_length(),
         )  # fmt: skip
         kept = torch.nonzero(keep).view(-1)
         out = torch.searchsorted(kept, ends)
@@ -209,7 +215,7 @@ def _by_flags(graph: list[Tensor], fanout: int, key: int, source_id: Tensor | No
     )
     n_edges = drawn.src.numel()
     launch(
-        spec, config_of(spec, 1), (triton.cdiv(n_edges, BLOCK),), indptr, indices, rows, ends, kept,
+        spec, config_of(spec, 1, rows.device), (triton.cdiv(n_edges, BLOCK),), indptr, indices, rows, ends, kept,
         drawn.src, drawn.position, drawn.edge, n, n_edges, n.bit_length(),
     )  # fmt: skip
     return drawn
@@ -219,7 +225,7 @@ def launch_rows(
     spec: KernelSpec, graph: list[Tensor], extra: tuple[Tensor | None, ...], drawn: sample.Sample, fanout: int, key: int
 ) -> None:  # fmt: skip
     """Launch a kernel over tiles of rows by draws."""
-    config, n = config_of(spec, fanout), graph[2].numel()
+    config, n = config_of(spec, fanout, graph[2].device), graph[2].numel()
     launch(
         spec, config, (triton.cdiv(n, config.tiles["ROWS"]),), *graph, *extra, drawn.indptr, drawn.src, drawn.position,
         drawn.edge, n, fanout, key, WIDTH=triton.next_power_of_2(max(1, fanout)),

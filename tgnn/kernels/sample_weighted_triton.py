@@ -134,7 +134,7 @@ def draw(graph: list[Tensor], fanout: int, key: int, weights: DrawWeights) -> Sa
 
 
 def _launch(spec, lanes, inputs, ends, scratch, outputs, n, n_pieces, fanout, key) -> None:
-    config = config_of(spec, fanout)
+    config = config_of(spec, fanout, ends.device)
     launch(
         spec, config, (triton.cdiv(lanes, config.tiles["ROWS"]),), *inputs, ends, scratch, *outputs,
         n, n_pieces, fanout, key, n.bit_length(),

@@ -107,8 +107,8 @@ def number_triton(slot: Tensor, flag: Tensor, first: Tensor, others: Tensor, sca
     return ids
 
 
-def _launch(spec: KernelSpec, n: int, *args: object, **constants: int) -> None:
-    config = lookup(spec, torch.device("cpu"), torch.int64, 1, 0)
+def _launch(spec: KernelSpec, n: int, *args: Tensor | int, **constants: int) -> None:
+    config = lookup(spec, args[0].device, torch.int64, 1, 0)
     launch(spec, config, (triton.cdiv(n, config.tiles["BLOCK"]),), *args, **constants)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tgnn.errors import UserError
 from tgnn.kernels import last_ran, rng, sample_neighbors, use_backend
 from tgnn.kernels.sample_weighted import DrawWeights
 
@@ -134,3 +135,11 @@ def test_a08_edges_beyond_32_bits(kind: str, device: str):
         found = both(kind, indptr, indices, None, rows, rows + (1 << 33), fanout, device, source_id)
         check_equal(found)
         assert found[1].edge.min() >= start and found[1].src.max() == 2
+
+
+def test_a_fanout_too_wide_for_the_kernel_is_refused_where_triton_was_asked_for(device: str):
+    indptr, indices, _ = random_csr()
+    rows = torch.tensor([4, 0])
+    on = [x.to(device) for x in (indptr, indices, rows, rows)]
+    with use_backend("triton"), pytest.raises(UserError, match="got 'triton' with a fanout of 2000"):
+        sample_neighbors(*on, 2000, KEY)
