@@ -73,12 +73,6 @@ def test_wide_tiles(kind: str, device: str):
     check_equal(both(kind, indptr, indices, weight, rows, rows + 7, 70, device))
 
 
-def test_a_fanout_wider_than_any_tile(device: str):
-    indptr, indices, weight = random_csr(n=6, hub=1500)
-    rows = torch.tensor([4, 0])
-    check_equal(both("uniform", indptr, indices, weight, rows, rows, 1100, device))
-
-
 @pytest.mark.parametrize("fanout", [1, 3, 8])
 def test_pieces_of_a_hub_are_merged(fanout: int, device: str, monkeypatch: pytest.MonkeyPatch):
     from tgnn.kernels import sample_weighted_triton
