@@ -135,7 +135,7 @@ def test_the_command_line_ends_with_one_sentence_before_it_trains(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: backend: got 'triton' on a machine without a GPU"), line
+    assert line.startswith("error: --backend: got 'triton' on a machine without a GPU"), line
     assert not (tmp_path / "run").exists()
 
 
