@@ -21,8 +21,8 @@ from tgnn.errors import run_command
 from tgnn.partition.store import Store
 from tgnn.predict import main as predict
 from tgnn.training import trainer as trainer_module
-from tgnn.training.config import resolve
 from tgnn.training.metrics import STAGES
+from tgnn.training.resolve import resolve
 from tgnn.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -205,7 +205,7 @@ def test_an_option_without_effect_is_warned_of_in_a_line(capsys: pytest.CaptureF
     with pytest.warns(UserWarning, match="^--heads has no effect: --model sage has no attention.$"):
         assert run_command(main) == 0
     program = (
-        "from tgnn.errors import run_command; from tgnn.training.config import resolve;"
+        "from tgnn.errors import run_command; from tgnn.training.resolve import resolve;"
         "run_command(lambda argv: resolve(['karate', '--heads', '8']) and None)"
     )
     command = [sys.executable, "-c", program]

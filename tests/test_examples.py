@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tgnn.training.config import resolve
+from tgnn.training.resolve import resolve
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -17,11 +17,12 @@ from tgnn.parallel.comm import check_device, current
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState, atomic_file, dataset_fingerprint
-from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, read_run
+from tgnn.training.config import BEST_FILE, LAST_FILE
 from tgnn.training.flags import Parser
 from tgnn.training.inference import LayerwiseInference, gather_by_original_id, predict
 from tgnn.training.loss import check_metric, evaluate
 from tgnn.training.prepare import is_store, prepare_for_ranks
+from tgnn.training.resolve import Resolved, read_run
 from tgnn.training.trainer import DTYPES, build_model, check_trainable, writing
 
 
@@ -34,9 +35,11 @@ def make_parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="directory of a run that python -m tgnn.train has written")
     parser.add_argument("--data", metavar="DATA", help="another place of the run's dataset, or a store of it")
-    parser.add_argument(
-        "--out", metavar="FILE.npy", help="write the scores (logits), [vertices, classes] float"
+    out = (
+        "write the scores (logits), [vertices, classes] float; where the source's ids have gaps (--relabel), "
+        "those go beside it as FILE.names.npy"
     )
+    parser.add_argument("--out", metavar="FILE.npy", help=out)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (best)")
     parser.add_argument("--ranks", type=int, help="ranks on this machine (default: as in training)")
     parser.add_argument(
@@ -57,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = resolved.num_ranks()
     check_device(args.device, ranks)
     store = prepare_for_ranks(resolved, ranks, check=functools.partial(_check_scorable, state))
-    how = {"ranks": ranks, "device": args.device, "timeout": resolved.config.timeout}
+    # One group of ranks: another one would compute the same.
+    how = {"ranks": store.num_parts, "device": args.device, "timeout": resolved.config.timeout}
     figures = launch(predict_rank, resolved, store, checkpoint, args.out, **how)
     if figures is not None:
         print(
@@ -65,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if args.out is not None:
             print(f"scores       {args.out}")
+            _write_names(store, Path(args.out))
     return 0
 
 
@@ -113,6 +118,17 @@ def predict_rank(
         with writing(Path(out).parent), atomic_file(Path(out)) as file:
             np.save(file, scores.numpy(), allow_pickle=False)
     return figures
+
+
+def _write_names(store: Store, out: Path) -> None:
+    """Write what the source calls the vertices of the rows of `out`, where that is not 0 .. N - 1."""
+    names = store.original_names()
+    if names is None:
+        return
+    file = out.with_suffix(".names.npy")
+    with writing(file.parent), atomic_file(file) as opened:
+        np.save(opened, names, allow_pickle=False)
+    print(f"names        {file}")
 
 
 class _CallableModule(types.ModuleType):

@@ -13,9 +13,10 @@ from tgnn.parallel.comm import check_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
-from tgnn.training.config import LAST_FILE, Resolved, resolve
+from tgnn.training.config import LAST_FILE
 from tgnn.training.metrics import RunLog, check_run_dir, create_run_dir, format_summary
 from tgnn.training.prepare import prepare_for_ranks
+from tgnn.training.resolve import Resolved, resolve
 from tgnn.training.trainer import check_draw_weights, check_run, train_rank, writing
 
 # As a shell reports a process that a signal ended.

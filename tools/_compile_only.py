@@ -29,6 +29,8 @@ def compile_all(args: argparse.Namespace) -> int:
         expected = f"one of {', '.join(aot.TARGETS)}" if unknown else "one architecture with --out"
         raise wrong("--arch", ", ".join(arches), expected, "correct it")
     specs = [s for s in aot.registered().values() if not args.ops or s.op in args.ops]
+    if args.defaults:
+        return _check_defaults(arches, specs, dtypes_of(args), widths_of(args))
     for arch in arches:
         path = Path(args.out) if args.out else tuning.cache_folder() / "tuning" / f"candidates_{arch}.json"
         kept = _compile_arch(arch, specs, dtypes_of(args), widths_of(args), path)
@@ -36,11 +38,26 @@ def compile_all(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_defaults(
+    arches: Sequence[str], specs: Sequence[KernelSpec], dtypes: list[torch.dtype], widths: list[int]
+) -> int:
+    """Compile the default configurations alone, for both types of ids, and name those that do not do; 1 if any."""
+    indices = (torch.int64, torch.int32)
+    jobs = [(s, a, d, i, w) for a in arches for d in dtypes for w in widths for i in indices for s in specs]
+    found = []
+    for spec, arch, dtype, index, width in tqdm(jobs, unit="kernel", disable=None):
+        config = spec.candidates(width, dtype)[0]
+        if dropped := _verdict(spec, arch, dtype, width, config, index)["dropped"]:
+            found.append(f"{arch} {spec.name} {dtype} {index} width {width}: {config}: {dropped}")
+    print("\n".join([*found, f"{len(jobs) - len(found)} of {len(jobs)} default configurations are fit"]))
+    return int(bool(found))
+
+
 def _compile_arch(
     arch: str, specs: Sequence[KernelSpec], dtypes: list[torch.dtype], widths: list[int], path: Path
 ) -> str:  # fmt: skip
     """Compile for one architecture and write `path`; says how many candidates were kept."""
-    jobs = [(s, d, w, c) for s in specs for d in dtypes for w in widths for c in s.configs(w)]
+    jobs = [(s, d, w, c) for s in specs for d in dtypes for w in widths for c in s.candidates(w, d)]
     entries: dict[str, list[dict[str, Any]]] = {}
     # Reports are cached by source hash: a second run, or one that goes on, compiles only what is new.
     for spec, dtype, width, config in tqdm(jobs, unit="kernel", desc=arch, disable=None):
@@ -57,10 +74,12 @@ def _compile_arch(
     return f"{sum(not one['dropped'] for one in all_of_them)} of {len(all_of_them)} candidates kept"
 
 
-def _verdict(spec: KernelSpec, arch: str, dtype: torch.dtype, width: int, config: Config) -> dict[str, Any]:
+def _verdict(
+    spec: KernelSpec, arch: str, dtype: torch.dtype, width: int, config: Config, index: torch.dtype = torch.int64
+) -> dict[str, Any]:  # fmt: skip
     """A candidate, what the compiler made of it, and why it is dropped, if it is."""
     try:
-        made = aot.compile_spec(spec, arch, dtype, torch.int64, width, config)
+        made = aot.compile_spec(spec, arch, dtype, index, width, config)
     except Exception as error:  # Triton raises many kinds, and each means that this candidate is none
         return {"choice": config.as_dict(), "dropped": f"does not compile ({type(error).__name__})"}
     report = {name: getattr(made, name) for name in ("registers", "spill_bytes", "shared_bytes", "load_bits")}

@@ -8,6 +8,7 @@ touched. What a table holds already is not measured again, so a tool that was st
     python tools/autotune.py                              # this machine, into the user's cache
     python tools/autotune.py --store papers.store --fanouts 15,10,5
     python tools/autotune.py --compile-only --arch sm_90  # no GPU needed: which configurations do not spill
+    python tools/autotune.py --compile-only --defaults --arch sm_80,gfx942 --dtypes float32,float64 --widths 16,64
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise wrong(
             "--arch", args.arch, "--compile-only beside it", "add it: a GPU that is there is tuned as it is"
         )
+    if args.defaults and not args.compile_only:
+        raise wrong("--defaults", "it alone", "--compile-only beside it", "add it")
     if args.compile_only:
         return compile_all(args)
     if args.rounds < 1:
@@ -70,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile-only", action="store_true", help="compile for --arch and drop what spills; no GPU needed"
     )
+    parser.add_argument(
+        "--defaults", action="store_true", help="with --compile-only: the default configurations alone; status 1 if "
+        "one does not do",
+    )  # fmt: skip
     parser.add_argument(
         "--arch", type=_options.listed(str), help=f"with --compile-only: of {', '.join(TARGETS)} (sm_90)"
     )

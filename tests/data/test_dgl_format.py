@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from tests.frameworks import imported
 from tgnn import errors
 from tgnn.data import Dataset, Graph, load
 from tgnn.data.dgl_binary import (
@@ -24,7 +25,7 @@ from tgnn.data.readers.dgl import read_dgl_graph
 from tgnn.errors import UserError
 from tgnn.export.__main__ import main as export
 from tgnn.export.dgl_files import write_dgl_graph, write_dgl_partition
-from tgnn.export.frameworks import DGL, import_framework
+from tgnn.export.frameworks import DGL
 from tgnn.partition.store import write_store
 from tgnn.train import main as train
 
@@ -36,10 +37,7 @@ def samples(shared_data):
 
 @pytest.fixture
 def dgl():
-    try:
-        return import_framework(DGL)
-    except UserError as error:
-        pytest.skip(str(error))
+    return imported(DGL)
 
 
 @pytest.fixture
@@ -240,6 +238,35 @@ def test_round_trips_in_original_and_new_ids(weighted, store, tmp_path):
     assert_same_data(parted, weighted, parted.original_names)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [np.array([7, 10, 500, -3, 2**40, 1, 2, 3]), np.array(["a", "b", "Zürich", "d d", "", "f", "g", "h"])],
+    ids=["integers", "text"],
+)
+@pytest.mark.parametrize("ids", ["original", "new"])
+def test_a03_names_of_the_source_are_kept(weighted, tmp_path, names, ids):
+    part_of = np.array([0, 0, 0, 1, 1, 1, 1, 1] if ids == "original" else [1, 0, 1, 0, 0, 1, 1, 0])
+    named = write_store(weighted.changed(original_names=names), part_of, tmp_path / "named")
+    expected = names if ids == "original" else names[named.original_ids()]
+    write_dgl_graph(named, tmp_path / "g.bin", ids)
+    write_dgl_partition(named, tmp_path / "p", ids)
+    for path in (tmp_path / "g.bin", tmp_path / "p"):
+        got = load(path)
+        np.testing.assert_array_equal(got.original_names, expected)
+        assert got.options["left_out"] == []
+
+
+@pytest.mark.parametrize("value", [np.zeros(8, np.float32), np.full((8, 2), 255, np.uint8)])
+def test_names_that_cannot_be_read(weighted, store, tmp_path, value):
+    write_dgl_graph(store, tmp_path / "g.bin")
+    (graph,), _ = read_graphs(tmp_path / "g.bin")
+    graph.ndata[0]["orig_name"] = value
+    with open(tmp_path / "h.bin", "wb") as file:
+        write_graph(file, graph)
+    with pytest.raises(UserError, match=r"h\.bin.*orig_name"):
+        load(tmp_path / "h.bin")
+
+
 def test_edges_remember_their_number_in_original_ids(weighted, store, tmp_path):
     write_dgl_graph(store, tmp_path / "new.dgl", ids="new")
     (graph,), _ = read_graphs(tmp_path / "new.dgl")
@@ -308,36 +335,52 @@ def test_halo_and_flags_as_dgl_writes_them(karate, samples, tmp_path):
         assert found[0] == found[1]
 
 
-def test_dgl_loads_our_graph(dgl, weighted, store, tmp_path):
-    write_dgl_graph(store, tmp_path / "g.bin")
+@pytest.mark.parametrize("ids", ["original", "new"])
+def test_dgl_loads_our_graph(dgl, weighted, store, tmp_path, ids):
+    write_dgl_graph(store, tmp_path / "g.bin", ids)
     (g,), _ = dgl.load_graphs(str(tmp_path / "g.bin"))
     assert (g.num_nodes(), g.num_edges()) == (8, 8) and g.is_homogeneous
-    edges = [end.numpy() for end in g.edges(order="eid")]
-    np.testing.assert_array_equal(np.stack(edges), weighted.graph.edge_index())
-    np.testing.assert_array_equal(g.ndata["feat"].numpy(), weighted.x)
-    np.testing.assert_array_equal(g.ndata["label"].numpy(), weighted.y)
-    np.testing.assert_array_equal(np.flatnonzero(g.ndata["train_mask"].numpy()), weighted.train)
-    np.testing.assert_array_equal(g.edata["weight"].numpy(), weighted.graph.edge_weight)
-    np.testing.assert_array_equal(g.in_degrees().numpy(), weighted.graph.degree_in())
+    original, number = store.original_ids() if ids == "new" else np.arange(8), np.arange(8)
+    if ids == "new":
+        np.testing.assert_array_equal(g.ndata["orig_id"].numpy(), original)
+        number = g.edata["orig_id"].numpy()
+    edges = original[np.stack([end.numpy() for end in g.edges(order="eid")])]
+    np.testing.assert_array_equal(edges, weighted.graph.edge_index()[:, number])
+    np.testing.assert_array_equal(g.ndata["feat"].numpy(), weighted.x[original])
+    np.testing.assert_array_equal(g.ndata["label"].numpy(), weighted.y[original])
+    assert sorted(original[g.ndata["train_mask"].bool().numpy()]) == weighted.train.tolist()
+    np.testing.assert_array_equal(g.edata["weight"].numpy(), weighted.graph.edge_weight[number])
+    np.testing.assert_array_equal(g.in_degrees().numpy(), weighted.graph.degree_in()[original])
 
 
-def test_dgl_loads_our_partition_and_we_load_theirs(dgl, weighted, store, tmp_path):
-    description = write_dgl_partition(store, tmp_path / "p")
+@pytest.mark.parametrize("ids", ["original", "new"])
+def test_dgl_loads_our_partition(dgl, weighted, tmp_path, ids):
+    part_of = [0, 0, 0, 1, 1, 1, 2, 2] if ids == "original" else [1, 0, 2, 1, 0, 2, 0, 1]
+    store = write_store(weighted, np.array(part_of), tmp_path / "parts")
+    description = write_dgl_partition(store, tmp_path / "p", ids)
+    new_edges = np.argsort(store.original_ids())[weighted.graph.edge_index()]
     for part in range(3):
         graph, nodes, edges, book, name, _, _ = dgl.distributed.load_partition(str(description), part)
         own = store.part(part)
         inner = graph.ndata["inner_node"].bool()
         assert name == "eight" and int(inner.sum()) == own.num_vertices
         assert int(graph.edata["inner_edge"].sum()) == own.num_edges
-        ids = graph.ndata["_ID"][inner]
-        assert book.nid2partid(ids).tolist() == [part] * len(ids)
-        assert (book.nid2partid(graph.ndata["_ID"]) == graph.ndata["part_id"]).all()
+        ids_of = graph.ndata["_ID"]
+        assert book.nid2partid(ids_of[inner]).tolist() == [part] * own.num_vertices
+        assert (book.nid2partid(ids_of) == graph.ndata["part_id"]).all()
+        touched = np.isin(new_edges, ids_of[inner].numpy()).any(0)
+        halo = set(new_edges[:, touched].flatten()) - set(ids_of[inner].tolist())
+        assert set(ids_of[~inner].tolist()) == halo and graph.num_edges() == touched.sum()
         np.testing.assert_array_equal(graph.in_degrees()[inner].numpy(), np.diff(own.indptr))
         np.testing.assert_array_equal(nodes["_N/feat"].numpy(), own.features)
-        np.testing.assert_array_equal(nodes["_N/orig_id"].numpy(), own.original_id)
+        if ids == "new":
+            np.testing.assert_array_equal(nodes["_N/orig_id"].numpy(), own.original_id)
         np.testing.assert_array_equal(np.flatnonzero(nodes["_N/train_mask"].numpy()), own.train)
         np.testing.assert_array_equal(edges["_N:_E:_N/weight"].numpy(), own.edge_weight)
         assert book._num_edges() == 8 and len(book.partid2eids(part)) == own.num_edges
+
+
+def test_we_load_what_dgl_writes(dgl, weighted, store, tmp_path):
     write_dgl_graph(store, tmp_path / "g.bin")
     (g,), _ = dgl.load_graphs(str(tmp_path / "g.bin"))
     ids, _ = dgl.distributed.partition_graph(

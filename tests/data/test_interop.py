@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.frameworks import imported
 from tgnn.data import dataset_from_dgl, from_pyg, graph_from_dgl
 from tgnn.errors import UserError
-from tgnn.export.frameworks import DGL, PYG, import_framework
+from tgnn.export.frameworks import DGL, PYG
 
 EDGES = torch.tensor([[0, 0, 2, 3, 3], [1, 1, 1, 3, 0]])
 WEIGHT = torch.arange(5.0) + 0.5
@@ -18,13 +19,6 @@ X = torch.arange(10.0).reshape(5, 2)
 Y = torch.tensor([0, 1, -1, 2, 0])
 TRAIN = torch.tensor([True, True, False, False, False])
 TRIPLES = [(0, 1, 0.5), (0, 1, 1.5), (2, 1, 2.5), (3, 0, 4.5), (3, 3, 3.5)]
-
-
-def imported(framework):
-    try:
-        return import_framework(framework)
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 class Data(types.SimpleNamespace):
@@ -123,6 +117,14 @@ def test_from_dgl():
     assert triples(graph_from_dgl(g, weight="weight")) == TRIPLES
     assert graph_from_dgl(g).edge_weight is None
     assert dataset_from_dgl(DGLGraph()).x is None
+
+
+def test_a03_dgl_names_are_kept():
+    names = torch.tensor([7, 10, 500, 2**40, -1])
+    number = torch.tensor([4, 3, 2, 1, 0])
+    assert dataset_from_dgl(DGLGraph({"orig_id": number})).original_names.tolist() == number.tolist()
+    both = dataset_from_dgl(DGLGraph({"orig_id": number, "orig_name": names}))
+    assert both.original_names.tolist() == names.tolist()
 
 
 def test_dgl_refusals():

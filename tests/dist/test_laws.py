@@ -74,6 +74,11 @@ class Case:
     variant: str
     mode: str
     prefetch: int
+    replicas: int = 1
+    feature_cache: int | None = 0
+    """In bytes, as the loader takes it; so is the next."""
+    halo_cache: int = 0
+    exchange_dtype: torch.dtype | None = None
 
     @property
     def partition(self) -> str:
@@ -194,7 +199,8 @@ def make_model(case: Case) -> GNN:
 def make_loader(case: Case, store: Store) -> Loader:
     return Loader(
         store, FANOUTS, BATCH_SIZE, parallel=case.mode, replace=VARIANTS[case.variant].replace, seed=3,
-        prefetch=case.prefetch, sampler=VARIANTS[case.variant].sampler,
+        prefetch=case.prefetch, sampler=VARIANTS[case.variant].sampler, replicas=case.replicas,
+        feature_cache=case.feature_cache, halo_cache=case.halo_cache, exchange_dtype=case.exchange_dtype,
     )  # fmt: skip
 
 
@@ -263,7 +269,10 @@ def what_was_seen(batch: MiniBatch, loss: Tensor, model: GNN) -> dict[str, Any]:
 
 
 def asks_once(plan: ExchangePlan, block: Block, ids: Tensor) -> bool:
-    """Whether no rank asks for a row twice, and every row that arrives is some edge's source."""
+    """Whether no rank asks for a row twice, and every row that arrives is some edge's source.
+
+    ids [n] are the rows that are here before any arrives.
+    """
     groups = plan.send_rows.split(plan.send_counts)
     used = block.indices[block.indices >= len(ids)].unique()
     return all(len(group) == len(group.unique()) for group in groups) and len(used) == plan.n_halo

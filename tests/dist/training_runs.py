@@ -15,7 +15,8 @@ from tgnn.data.options import DataOptions
 from tgnn.data.synthetic import sbm
 from tgnn.partition.store import Store, write_store
 from tgnn.training.checkpoint import CheckpointState
-from tgnn.training.config import Resolved, TrainConfig
+from tgnn.training.config import TrainConfig
+from tgnn.training.resolve import Resolved
 from tgnn.training.metrics import RunLog
 from tgnn.training.trainer import Trainer
 

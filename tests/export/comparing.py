@@ -1,24 +1,55 @@
-"""How exported models are compared with ours."""
+"""How exported models are compared with ours, and how the command line refuses."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.testing import assert_close
 
-from tests.export.conftest import IN, LAYERS, STACKS, Example
+from tests.export.conftest import IN, Example
+from tgnn.errors import run_command
+from tgnn.export import from_dgl, from_pyg, to_dgl, to_pyg
+from tgnn.export.__main__ import main
 from tgnn.nn.model import GNN
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-# Every kind of layer in a plain stack; every stack around one of each kind.
-CASES = [(layer, "plain") for layer in LAYERS] + [
-    (layer, stack)
-    for layer in ("sage-mean", "sage-gcn", "gcn", "gat", "gatv2", "gin")
-    for stack in STACKS
-    if stack != "plain"
-]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A framework as the tests use it; its package must be there."""
+
+    name: str
+    to: Callable[..., torch.nn.Module]
+    back: Callable[..., GNN]
+
+    def graph(self, example: Example) -> Any:
+        """The example as a graph of the framework."""
+        if self.name == "pyg":
+            return example.edges
+        import dgl
+
+        return dgl.graph((example.edges[0], example.edges[1]), num_nodes=example.num_vertices)
+
+    def inputs(self, example: Example, x: torch.Tensor) -> tuple[Any, Any]:
+        """Graph and rows in the framework's order."""
+        return (self.graph(example), x) if self.name == "dgl" else (x, self.graph(example))
+
+    def run(
+        self, theirs: torch.nn.Module, example: Example, x: torch.Tensor, weight: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Their logits of every vertex."""
+        more = [] if weight is None else [weight]
+        if hasattr(theirs, "gcn_weight"):
+            more = [theirs.gcn_weight(example.edges, example.num_vertices, weight)]
+        return theirs(*self.inputs(example, x), *more)
+
+
+SIDES = {"dgl": Side("dgl", to_dgl, from_dgl), "pyg": Side("pyg", to_pyg, from_pyg)}
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
@@ -55,3 +86,11 @@ def same_model(one: GNN, other: GNN) -> None:
 def rows(example: Example, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Random features of the example's vertices."""
     return torch.randn(example.num_vertices, IN, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+def refused(capsys, *argv: object) -> str:
+    """The one sentence with which a command is refused."""
+    assert run_command(main, [str(word) for word in argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    return error

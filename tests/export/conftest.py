@@ -6,27 +6,30 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tgnn.data.graph import Graph
-from tgnn.errors import UserError
-from tgnn.export.frameworks import DGL, PYG, Framework, import_framework
+from tests.frameworks import imported
+from tgnn.data import save_npz
+from tgnn.data.graph import Dataset, Graph
+from tgnn.data.options import DataOptions
+from tgnn.export.frameworks import DGL, PYG
 from tgnn.kernels.block import Block
 from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
 from tgnn.nn.model import GNN
 from tgnn.nn.sage import SAGEConv
-
-
-def imported(framework: Framework) -> types.ModuleType:
-    try:
-        return import_framework(framework)
-    except UserError as error:
-        pytest.skip(str(error))
+from tgnn.nn.transformer import TransformerConv
+from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
+from tgnn.training.config import TrainConfig
+from tgnn.training.metrics import RunLog
+from tgnn.training.prepare import prepare
+from tgnn.training.resolve import Resolved
+from tgnn.training.trainer import build_model
 
 
 @pytest.fixture
@@ -41,6 +44,15 @@ def dgl() -> types.ModuleType:
 def pyg() -> types.ModuleType:
     """PyG; tests that need it skip, saying why, without it."""
     return imported(PYG)
+
+
+@pytest.fixture(params=["dgl", "pyg"])
+def side(request):
+    """Each framework in turn, as `comparing` has it."""
+    from tests.export.comparing import SIDES
+
+    request.getfixturevalue(request.param)
+    return SIDES[request.param]
 
 
 @dataclass
@@ -94,6 +106,9 @@ LAYERS = {
     "gat-one-head": lambda i, o, last: GATConv(i, o, 1, concat=not last),
     "gatv2": lambda i, o, last: GATv2Conv(i, o, 3, concat=not last),
     "gatv2-no-bias": lambda i, o, last: GATv2Conv(i, o, 2, concat=not last, bias=False),
+    "transformer": lambda i, o, last: TransformerConv(i, o, 3, concat=not last, attention_dropout=0.3),
+    "transformer-gate": lambda i, o, last: TransformerConv(i, o, 2, concat=not last, beta=True),
+    "transformer-no-bias": lambda i, o, last: TransformerConv(i, o, 1, concat=last, beta=last, bias=False),
     "gin": lambda i, o, last: GINConv(i, o, eps=0.3),
     "gin-fixed-eps": lambda i, o, last: GINConv(i, o, eps=-0.2, learn_eps=False),
 }  # fmt: skip
@@ -125,3 +140,59 @@ def make_model(layer: str, stack: str = "plain", dtype: torch.dtype = torch.floa
                     torch.rand_like(value) + 0.5 if "running_var" in name else torch.randn_like(value) * 0.5
                 )
     return model.to(dtype).eval()
+
+
+PREPARED = DataOptions(add_reverse=True, self_loops="add", feature_norm="row")
+
+
+@pytest.fixture
+def cache(tmp_path_factory, monkeypatch):
+    """A cache of stores of the test's own."""
+    monkeypatch.setenv("TGNN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def make_run(tmp_path, example, cache):
+    """A function that writes a run directory as training does, its weights random: (model, weighted, ...) ->
+    path.
+    """
+
+    def make(
+        model: str = "gcn", weighted: bool = False, options: DataOptions = PREPARED, **more: object
+    ) -> Path:
+        data = tmp_path / "data.npz"
+        save_npz(dataset_of(example, weighted), data)
+        more = {"dropout": 0.5, "ranks": 1, "device": "cpu", "heads": 2, "output_heads": 2, **more}
+        config = TrainConfig(model=model, hidden=6, fanouts=(-1, -1), **more)
+        resolved = Resolved(str(data), config, options, frozenset())
+        store = prepare(str(data), 1, data_options=options)
+        trained = build_model(config, store)
+        torch.manual_seed(4)
+        with torch.no_grad():
+            for value in trained.parameters():
+                value.copy_(torch.randn_like(value))
+        run = tmp_path / "run"
+        run.mkdir(exist_ok=True)
+        log = RunLog(run)
+        log.write_config(resolved.record())
+        log.append(
+            {"epoch": 3, "metric": "accuracy", "train_acc": 1.0, "val_acc": 0.5, "test_acc": 0.25, "ranks": 1}
+        )
+        state = CheckpointState(
+            model=trained.state_dict(), optimizer={}, epoch=4, config=resolved.record(),
+            dataset=dataset_fingerprint(store),
+        )  # fmt: skip
+        state.save(run / "best.pt")
+        return run
+
+    return make
+
+
+def dataset_of(example: Example, weighted: bool) -> Dataset:
+    graph = Graph.from_edge_index(example.edges, example.num_vertices, example.weight if weighted else None)
+    rng = np.random.default_rng(1)
+    n = example.num_vertices
+    return Dataset(
+        name="small", graph=graph, x=rng.random((n, 5), np.float32), y=rng.integers(0, 3, n), num_classes=3,
+        train=np.arange(10), val=np.arange(10, 20), test=np.arange(20, n),
+    )  # fmt: skip

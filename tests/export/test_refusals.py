@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import types
 
 import pytest
@@ -10,10 +11,9 @@ from torch import nn
 
 from tests.export.conftest import LAYERS, STACKS, make_model
 from tgnn.errors import UserError
-from tgnn.export import dgl, from_dgl, from_pyg, pyg, to_dgl, to_pyg
-from tgnn.export.frameworks import DGL, PYG
-from tgnn.export.source import module_source
-from tgnn.export.stack import take_apart
+from tgnn.export import from_dgl, from_pyg, to_dgl, to_pyg
+from tgnn.export.folder import BRIDGES
+from tgnn.export.frameworks import DGL, PYG, import_framework
 from tgnn.nn.model import GNN
 from tgnn.nn.sage import SAGEConv
 
@@ -74,17 +74,16 @@ def test_a_module_with_its_own_code_cannot_be_read_back(read_back):
         read_back([nn.Linear(2, 2)])
 
 
-@pytest.mark.parametrize("module", [dgl, pyg])
+@pytest.mark.parametrize("bridge", BRIDGES.values(), ids=BRIDGES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_the_code_can_be_written_without_the_framework(module, layer: str, weighted: bool):
+def test_the_code_can_be_written_without_the_framework(bridge, layer: str, weighted: bool):
     for name in STACKS:
-        stack = take_apart(make_model(layer, name), module.KINDS, "it")
-        written = module.write(stack, weighted)
-        text = module_source("A model.", stack, written, module.TARGET, weighted, ["add_self_loops"])
+        stack = bridge.take_apart(make_model(layer, name))
+        text = bridge.source("A model.", stack, weighted, ["add_self_loops"])
         compile(text, "model.py", "exec")
         assert max(map(len, text.splitlines())) <= 120
-        for made in written:
+        for made in bridge.write(stack, weighted):
             assert made.make in text
 
 
@@ -95,6 +94,18 @@ def test_versions():
     for framework, version in ((DGL, "1.0.4"), (DGL, "0.9.1"), (DGL, "3.0"), (PYG, "2.4.0"), (PYG, "1.7.2")):
         with pytest.raises(UserError, match=f"version {version}, expected version {framework.versions}"):
             framework.check(version)
+
+
+@pytest.mark.parametrize(("framework", "version"), [(DGL, "1.1.3"), (PYG, None)])
+def test_what_is_installed_can_be_imported(framework, version: str | None):
+    """A framework that is there but broken would make every test of it skip."""
+    try:
+        installed = importlib.metadata.version(framework.package)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{framework.title} is not installed")
+    if version not in (None, installed):
+        pytest.skip(f"{framework.title} {installed} may not fit this torch")
+    assert import_framework(framework).__version__ == installed
 
 
 def test_an_old_framework_is_refused_in_memory(monkeypatch):
@@ -116,8 +127,8 @@ def test_an_old_framework_is_refused_in_memory(monkeypatch):
 
 def test_weights_are_copies():
     model = make_model("gcn")
-    for module in (dgl, pyg):
-        state = module.KINDS[type(model.layers[0])].weights_to_theirs(model.layers[0])
+    for bridge in BRIDGES.values():
+        state = bridge.weights(bridge.take_apart(model))
         before = model.layers[0].weight.clone()
         for value in state.values():
             value.zero_()

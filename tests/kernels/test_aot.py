@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,14 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason
 ROW_OPS = ("attention", "dropout", "gather", "gather_spmm", "sddmm", "spmm")
 # What `width` is: elements of a row; of one of 4 heads in attention; of sampling, the fanout.
 WIDTHS = {"attention": 64, "sample_neighbors": 16}
+# Default configurations that once spilled: (kernel, target, type, width).
+NARROW_ESCAPES = [
+    ("attention_backward_rows_dot_dropout", "sm_80", torch.float32, 16),
+    ("sample_replace_weighted", "sm_80", torch.float32, 16),
+    ("sample_replace_weighted", "sm_80", torch.float32, 256),
+    ("sample_replace_weighted", "sm_80", torch.float32, 512),
+    *(("attention_backward_rows_gatv2", target, torch.float64, 64) for target in aot.TARGETS),
+]
 # Kernels of row ops whose main loop has no 128-bit load, (kernel, target) -> why that will do.
 _MERGE = "adds parts of a hub row, one head of 64 columns a warp: 8 bytes a lane fill it"
 NARROW = {("attention_merge", target): _MERGE for target in aot.TARGETS}
@@ -60,13 +69,35 @@ def fullest(specs: list[KernelSpec]) -> list[KernelSpec]:
 @pytest.mark.parametrize("target", aot.TARGETS)
 @pytest.mark.parametrize("op", sorted(TRITON_MODULES))
 def test_default_configurations_are_fit(op: str, target: str) -> None:
-    """All variants on sm_90, of the others the fullest: `autotune.py --compile-only` compiles all of them."""
+    """All variants on sm_90 and gfx942, of the others the fullest, at one width: in a minute or two. All of them, by
+
+        python tools/autotune.py --compile-only --defaults --arch sm_80,sm_90,sm_100,gfx942 \\
+            --dtypes float32,bfloat16,float16,float64 --widths 1,3,16,31,32,64,100,128,256,512,1024
+
+    take hours, and are to be run where a kernel, a default or Triton's version changes.
+    """
     specs = [spec for spec in aot.registered().values() if spec.op == op]
     assert specs, f"{op} is registered without a kernel"
     found = []
-    for spec in specs if target == "sm_90" else fullest(specs):
+    for spec in specs if target in ("sm_90", "gfx942") else fullest(specs):
         found += problems(spec, compiled(spec, target))
     assert found == []
+
+
+@pytest.mark.parametrize(("name", "target", "dtype", "width"), NARROW_ESCAPES)
+def test_defaults_that_once_spilled_do_not(name: str, target: str, dtype: torch.dtype, width: int) -> None:
+    assert faults(compiled(aot.registered()[name], target, dtype, width=width)) == []
+
+
+def test_a_wave_of_64_lanes_makes_programs_of_as_many_threads() -> None:
+    """What the compiler wrote for AMD: waves of 64 lanes, half as many as warps of 32, and nothing in scratch."""
+    for spec in aot.registered().values():
+        made = compiled(spec, "gfx942")
+        about = dict(re.findall(r"^\s*\.(\w+):\s+(\d+)$", Path(made.assembly).read_text(), re.MULTILINE))
+        assert about["wavefront_size"] == "64", spec.name
+        threads = max(64, 32 * made.config["num_warps"])
+        assert about["max_flat_workgroup_size"] == str(threads), spec.name
+        assert about["private_segment_fixed_size"] == about["vgpr_spill_count"] == "0", spec.name
 
 
 @pytest.mark.parametrize(

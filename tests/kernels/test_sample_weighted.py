@@ -15,6 +15,8 @@ from scipy import stats
 from tgnn.errors import UserError
 from tgnn.kernels import fixed_log, rng, sample_neighbors
 from tgnn.kernels.sample_weighted import SUM_BITS, DrawWeights
+from tgnn.sampling.neighbor import NeighborSampler
+from tgnn.sampling.topology import Topology
 
 KEY = rng.stream(0, rng.SAMPLING, 0, 0, 0)
 SMALL = [1.0, 2.0, 0.0, 4.0, 0.5]
@@ -225,6 +227,46 @@ def test_a14_other_seeds_epochs_steps_and_hops_draw_independently(other):
     second = draws_of([1, 2, 3], 10_000, 1, rng.stream(seed, rng.SAMPLING, *words)).view(-1)
     table = torch.bincount(first * 3 + second, minlength=9).view(3, 3)
     assert stats.chi2_contingency(table.tolist()).pvalue > 1e-4
+
+
+def weighted_mean(weight: torch.Tensor, x: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
+    """Sum of weight * x over each row's edges by the number of edges, as layers compute it."""
+    return torch.segment_reduce((weight * x).double()[:, None], "mean", offsets=indptr, axis=0)[:, 0]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_mean_of_draws_with_replacement_estimates_that_of_all_edges(k):
+    """The weights that drawn edges carry make it so; their own would square the weights."""
+    n, weight, x = 20_000, torch.tensor(SMALL), torch.tensor([3.0, -1.0, 7.0, 2.0, 10.0])
+    indptr, rows = torch.tensor([0, len(SMALL)]), torch.zeros(n, dtype=torch.int64)
+    weights = DrawWeights.of(indptr, weight, True)
+    drawn = sample_neighbors(indptr, torch.arange(5), rows, torch.arange(n), k, KEY, True, weights=weights)
+    carried = weights.of_drawn(rows, k, drawn.indptr, drawn.edge)
+    means = weighted_mean(carried, x[drawn.edge], drawn.indptr)
+    exact = weighted_mean(weight, x, indptr).item()
+    assert abs(means.mean().item() - exact) < 5 * means.std().item() / n**0.5
+    own = weighted_mean(weight[drawn.edge], x[drawn.edge], drawn.indptr)
+    assert abs(own.mean().item() - exact) > 20 * own.std().item() / n**0.5
+
+
+@pytest.mark.parametrize("fanout", [-1, 4, 20, 500])
+@pytest.mark.parametrize("replace", [False, True])
+def test_rows_that_give_all_their_edges_are_exact_and_others_carry_means(fanout, replace):
+    indptr, indices, weight = random_csr()
+    topology = Topology(
+        0, 30, indptr, indices, torch.arange(30) * 7, torch.zeros(30, dtype=torch.int64), weight, (0, 30)
+    )
+    sampler = NeighborSampler(topology, sampler="weighted", replace=replace)
+    frontier = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    block = sampler.hop(frontier, fanout, KEY).block
+    for i, row in enumerate(frontier.tolist()):
+        mine = weight[indptr[row] : indptr[row + 1]]
+        carried = block.weight[block.indptr[i] : block.indptr[i + 1]]
+        if fanout == -1 or not replace and fanout >= (mine > 0).sum():
+            assert carried.tolist() == mine[mine > 0].tolist()
+        else:
+            mean = (mine.double().sum() / max(1, len(mine))).float()
+            assert carried.tolist() == [mean] * (fanout if mean > 0 else 0)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])

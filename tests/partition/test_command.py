@@ -40,7 +40,30 @@ def test_writes_a_store_and_prints_the_table(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store", verify=True)
     assert store.num_parts == 3
     made_how = store.meta["options"]["partition"]
-    assert made_how == {"data": "karate", "partitioner": "lp", "parts": 3, "seed": 1}
+    sampling = {"fanouts": [10, 10], "batch_size": 1024, "sampler": "uniform", "replace": False, "epochs": 1}
+    assert made_how == {"data": "karate", "partitioner": "lp", "parts": 3, "seed": 1, "presample": sampling}
+    tried = [line for line in lines if line.startswith(("random", "unweighted lp", "presampled lp"))]
+    assert len(tried) == 3 and all(len(line.split()) >= 5 for line in tried)
+
+
+def test_presampling_follows_the_flags_and_can_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    flags = ["--fanouts", "4,3,2", "--batch-size", "16", "--sampler", "labor", "--presample", "2"]
+    assert run_command(main, ["sbm:300", "--parts", "2", "--out", str(tmp_path / "one"), *flags]) == 0
+    presampled = Store.open(tmp_path / "one").presampled
+    assert (presampled["fanouts"], presampled["batch_size"], presampled["sampler"]) == (
+        [4, 3, 2],
+        16,
+        "labor",
+    )
+    assert presampled["epochs"] == 2 and "layer 2" in capsys.readouterr().out
+    assert (
+        run_command(main, ["sbm:300", "--parts", "2", "--out", str(tmp_path / "two"), "--presample", "0"])
+        == 0
+    )
+    assert Store.open(tmp_path / "two").presampled is None
+    assert "expected" not in capsys.readouterr().out
 
 
 def test_data_options_are_flags_and_are_recorded(tmp_path: Path) -> None:
@@ -72,6 +95,10 @@ def test_overwrite_replaces_a_store(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["karate", "--parts", "0", "--out", "STORE"], "--parts"),
         (["karate", "--parts", "two", "--out", "STORE"], "--parts"),
         (["karate", "--parts", "2"], "--out"),
+        (["karate", "--parts", "2", "--out", "STORE", "--presample", "-1"], "--presample"),
+        (["karate", "--parts", "2", "--out", "STORE", "--batch-size", "0"], "--batch-size 0"),
+        (["karate", "--parts", "2", "--out", "STORE", "--sampler", "labor", "--replace"], "--replace"),
+        (["karate", "--parts", "2", "--out", "STORE", "--sampler", "weighted"], "without edge weights"),
         (["no such data", "--parts", "2", "--out", "STORE"], "no such data"),
         (["karate", "--parts", "2", "--out", "STORE", "--partitioner", "best"], "--partitioner"),
         (["karate", "--parts", "2", "--out", "STORE", "--part", "2"], "--part"),
@@ -107,6 +134,8 @@ def test_a20_large_inputs_are_announced_with_their_memory(capsys: pytest.Capture
     _announce(10**7, 10**8, "lp", 10**10)
     lp = capsys.readouterr().err
     assert "14.5 GiB of memory" in lp and "9.3 GiB on disk" in lp
+    _announce(10**7, 10**8, "lp", 10**10, symmetric=True)
+    assert "11.4 GiB of memory" in capsys.readouterr().err
     _announce(10**7, 10**8, "random", 10**10)
     assert "9.9 GiB of memory" in capsys.readouterr().err
 

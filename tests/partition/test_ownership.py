@@ -74,3 +74,14 @@ def test_no_vertices_at_all() -> None:
     ownership, original_of_new, new_of_original = ownership_from_assignment(np.zeros(0, np.int32), 3)
     assert ownership == Ownership([0, 0, 0, 0])
     assert len(original_of_new) == len(new_of_original) == 0
+
+
+def test_hotness_orders_the_vertices_inside_their_parts() -> None:
+    """Equal hotness: ascending original id."""
+    hotness = np.array([0.5, 2.0, 0.5, 3.0, 0.0])
+    ownership, original_of_new, new_of_original = ownership_from_assignment(
+        np.array([1, 0, 1, 0, 1]), hotness=hotness
+    )
+    assert ownership == Ownership([0, 2, 5])
+    assert original_of_new.tolist() == [3, 1, 0, 2, 4]
+    np.testing.assert_array_equal(new_of_original[original_of_new], np.arange(5))

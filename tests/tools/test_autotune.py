@@ -128,6 +128,7 @@ def test_an_unusable_table_at_the_default_place_is_begun_anew(autotune, capsys):
         (["--rounds", "0"], "--rounds"),
         (["--store", "nowhere"], "nowhere"),
         (["--arch", "sm_90"], "--compile-only"),
+        (["--defaults"], "--compile-only"),
         (["--candidates", "nowhere.json"], "--compile-only"),
     ],
 )
@@ -194,6 +195,12 @@ def test_compile_only_drops_what_spills(autotune, capsys, tmp_path, monkeypatch)
     ]
     assert [c["choice"]["num_warps"] for c in kept] == [4, 4]
     assert run_command(autotune.main, ["--compile-only", "--arch", "sm_70"]) == 2
+    # Of gather's configurations the default does not spill at width 128, and does at width 8.
+    options = ["--compile-only", "--defaults", "--arch", "sm_80,sm_90", "--ops", "gather", "--widths"]
+    assert autotune.main([*options, "128"]) == 0
+    assert "8 of 8 default configurations are fit" in capsys.readouterr().out
+    assert autotune.main([*options, "8"]) == 1
+    assert "sm_80 gather torch.float32 torch.int64 width 8: ROWS=256" in capsys.readouterr().out
 
 
 def test_help_explains_itself(autotune, capsys):

@@ -13,20 +13,15 @@ import pytest
 from tgnn import errors
 from tgnn.errors import UserError, run_command
 from tgnn.training import flags
-from tgnn.training.config import (
-    Resolved,
-    TrainConfig,
-    as_toml,
-    make_parser,
-    read_run,
-    resolve,
-)
+from tgnn.training.config import TrainConfig
+from tgnn.training.resolve import Resolved, as_toml, make_parser, read_run, resolve
 
 FLAGS = """
 --model --aggregator --hidden --heads --output-heads --dropout --attention-dropout --activation
 --norm --residual --fanouts --sampler --replace --batch-size --epochs --optimizer --lr
 --weight-decay --patience --eval-every --metric --ranks --parallel --device --backend --dtype
---partitioner --store --prefetch --seed --timeout --run-dir --checkpoint-every --progress
+--partitioner --store --replicas --presample --feature-cache --halo-cache
+--graph-placement --exchange-dtype --prefetch --seed --timeout --run-dir --checkpoint-every --progress
 --inference-edges --num-vertices --feature-file --label-file --split-file --delimiter
 --weight-column --relabel --add-inverse-edge --duplicates --add-reverse --self-loops --largest-component --split
 --split-seed --feature-norm --config --resume --print-config --help
@@ -294,7 +289,8 @@ def test_resume_may_change_how_but_not_what_is_trained(run: Path) -> None:
     unchanged = {field.name for field in dataclasses.fields(TrainConfig) if field.metadata.get("resumable")}
     assert unchanged == {
         "epochs", "patience", "eval_every", "ranks", "parallel", "device", "backend", "partitioner", "store",
-        "prefetch", "timeout", "run_dir", "checkpoint_every", "progress", "inference_edges",
+        "prefetch", "timeout", "run_dir", "checkpoint_every", "progress", "inference_edges", "replicas", "presample",
+        "feature_cache", "halo_cache", "graph_placement",
     }  # fmt: skip
 
 

@@ -116,11 +116,13 @@ def test_work_is_summed_over_ranks_with_its_balance() -> None:
     assert (work["seeds"], work["edges"], work["exchange_bytes"], work["input_rows"]) == (4, 40, 8, 4)
     assert work["balance"] == 1.5
     assert work["cache_hit"] is None
+    half = WorkCounters(feature_rows_loaded=8, feature_cache_rows=4).sum_over_ranks(Comm())
+    assert half["cache_hit"] == 0.5 and "feature_cache_rows" not in half
     assert WorkCounters().sum_over_ranks(Comm())["balance"] == 1.0
 
 
 def test_work_from_before_a_restart_counts() -> None:
-    counters, comm = WorkCounters(seeds=3, edges=10), ScriptedComm([1, 30, 0, 0, 0, 0, 0])
+    counters, comm = WorkCounters(seeds=3, edges=10), ScriptedComm([1, 30, 0, 0, 0, 0, 0, 0])
     work = counters.sum_over_ranks(comm, earlier={"seeds": [5, 0], "edges": [990, 70]})
     assert (work["seeds"], work["edges"], work["balance"]) == (9, 1100, 1000 * 2 / 1100)
     on_three_ranks = counters.per_rank(comm, earlier={"seeds": [5, 1, 1]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from tgnn.data.graph import Dataset
 from tgnn.data.options import DataOptions
 from tgnn.data.synthetic import hand_drawn, karate
 from tgnn.errors import UserError
 from tgnn.partition.store import Store
 from tgnn.training import prepare as module
-from tgnn.training.prepare import is_store, prepare, wait_for_store
+from tgnn.training.partitioning import Partitioned, PresampleOptions
+from tgnn.training.prepare import is_store, prepare, prepare_for_ranks, wait_for_store
+from tgnn.training.resolve import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +35,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The parts of every partition that was really computed."""
-    computed, real = [], module.assign
+    computed, real = [], module.partitioned
 
-    def counting(dataset: Any, parts: int, **options: Any) -> np.ndarray:
+    def counting(dataset: Any, parts: int, *options: Any) -> Partitioned:
         computed.append(parts)
-        return real(dataset, parts, **options)
+        return real(dataset, parts, *options)
 
-    monkeypatch.setattr(module, "assign", counting)
+    monkeypatch.setattr(module, "partitioned", counting)
     return computed
 
 
@@ -68,6 +72,69 @@ def test_every_difference_makes_another_store(cache: Path) -> None:
     paths |= {prepare("karate", 1).path, prepare("hand-drawn", 2).path}
     assert len(paths) == 6
     assert len(list(cache.iterdir())) == 6
+
+
+SAMPLING = PresampleOptions(fanouts=(3, 2), batch_size=8)
+
+
+def test_presampling_is_part_of_what_a_cached_store_is_known_by(cache: Path, made: list[int]) -> None:
+    variants = [None, SAMPLING]
+    for change in (
+        {"fanouts": (2, 3)},
+        {"batch_size": 4},
+        {"sampler": "labor"},
+        {"replace": True},
+        {"epochs": 2},
+    ):
+        variants.append(dataclasses.replace(SAMPLING, **change))
+    paths = {prepare("sbm:300", 2, presample=variant).path for variant in variants}
+    assert len(paths) == len(variants)
+    count = len(made)
+    assert prepare("sbm:300", 2, presample=SAMPLING).path in paths and len(made) == count
+
+
+def test_a_presampled_store_knows_its_hot_rows_and_what_a_step_costs() -> None:
+    store = prepare("sbm:300", 2, presample=SAMPLING)
+    assert store.presampled["fanouts"] == [3, 2] and store.presampled["steps"] >= 1
+    expected = store.meta["report"]["expected"]
+    assert list(expected["partitions"]) == ["random", "unweighted lp", "presampled lp"]
+    for found in expected["partitions"].values():
+        assert len(found["exchange_rows"]) == 2 and found["balance"] >= 1
+    for number in range(2):
+        part = store.part(number)
+        assert (np.diff(part.hotness) <= 0).all() and part.hotness[0] > 0
+        assert len(part.halo_id) and (store.ownership.owner(part.halo_id) != number).all()
+
+
+def test_there_is_nothing_to_presample_for_one_part_or_without_seeds(made: list[int]) -> None:
+    assert prepare("sbm:300", 1, presample=SAMPLING).path == prepare("sbm:300", 1).path
+    assert made == [1]
+    unlabelled = Dataset("no seeds", hand_drawn().graph)
+    assert prepare(unlabelled, 2, presample=SAMPLING).presampled is None
+
+
+def test_a_kept_store_that_was_presampled_otherwise_is_used_with_a_warning(
+    tmp_path: Path, made: list[int]
+) -> None:
+    store = prepare("sbm:300", 2, presample=SAMPLING, store=tmp_path / "kept")
+    with pytest.warns(UserWarning, match="was presampled with other options"):
+        again = prepare("sbm:300", 2, store=tmp_path / "kept")
+    assert again.path == store.path and again.presampled and made == [2]
+
+
+def test_the_seed_of_a_run_does_not_change_its_store(made: list[int]) -> None:
+    paths = set()
+    for seed in (0, 1):
+        resolved = resolve(["sbm:300", "--ranks", "2", "--seed", str(seed), "--fanouts", "3,2"])
+        paths.add(prepare_for_ranks(resolved, 2).path)
+    assert len(paths) == 1 and made == [2]
+    store = Store.open(paths.pop())
+    assert store.presampled["fanouts"] == [3, 2] and store.presampled["batch_size"] == 1024
+
+
+def test_a_run_can_leave_presampling_out() -> None:
+    resolved = resolve(["sbm:300", "--ranks", "2", "--presample", "0"])
+    assert prepare_for_ranks(resolved, 2).presampled is None
 
 
 def test_options_are_applied() -> None:
@@ -163,14 +230,14 @@ def test_the_slower_of_two_uses_the_faster_ones_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     options = {"store": tmp_path / "kept"} if kept else {}
-    real = module.assign
+    real = module.partitioned
 
-    def overtaken(*args: Any, **kwargs: Any) -> np.ndarray:
-        monkeypatch.setattr(module, "assign", real)
+    def overtaken(*args: Any) -> Partitioned:
+        monkeypatch.setattr(module, "partitioned", real)
         prepare("karate", 2, **options)
-        return real(*args, **kwargs)
+        return real(*args)
 
-    monkeypatch.setattr(module, "assign", overtaken)
+    monkeypatch.setattr(module, "partitioned", overtaken)
     store = prepare("karate", 2, **options)
     Store.open(store.path, verify=True)
     assert len(list(store.path.parent.iterdir())) == 1

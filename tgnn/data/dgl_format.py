@@ -2,9 +2,12 @@
 
 Vertex data `feat` [N, F], `label` [N] or [N, C] and `train_mask`, `val_mask`, `test_mask` [N], and edge data
 `weight` [E] are a data set's fields. `orig_id` tells which vertex or edge of the original data a vertex or
-edge is, where they have been renumbered. A partition is a folder with `<graph name>.json` and, for each part
-i, `part<i>/graph.dgl` (the part's vertices, then copies of vertices that its edges touch, the halo) and
-`part<i>/node_feat.dgl` and `edge_feat.dgl` (data of the part's own vertices and edges).
+edge is, where they have been renumbered; `orig_name` what the data's source calls a vertex, where that is not
+its original id: int64 [N], or text in UTF-8, uint8 [N, bytes] filled up with zeros.
+
+A partition is a folder with `<graph name>.json` and, for each part i, `part<i>/graph.dgl` (the part's
+vertices, then copies of vertices that its edges touch, the halo) and `part<i>/node_feat.dgl` and
+`edge_feat.dgl` (data of the part's own vertices and edges).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 
 from tgnn.errors import UserError, wrong
 
-FEATURES, LABELS, WEIGHT, ORIGINAL_ID = "feat", "label", "weight", "orig_id"
+FEATURES, LABELS, WEIGHT, ORIGINAL_ID, NAME = "feat", "label", "weight", "orig_id", "orig_name"
 MASKS = {"train": "train_mask", "val": "val_mask", "test": "test_mask"}
 FIELD_NAMES = (FEATURES, LABELS, *MASKS.values())
 
@@ -27,6 +30,34 @@ FIELD_NAMES = (FEATURES, LABELS, *MASKS.values())
 GLOBAL_ID, INNER_NODE, INNER_EDGE, OWNER = "_ID", "inner_node", "inner_edge", "part_id"
 NODE_TYPE, EDGE_TYPE = "_N", "_N:_E:_N"
 PART_GRAPH, NODE_DATA, EDGE_DATA = "graph.dgl", "node_feat.dgl", "edge_feat.dgl"
+
+
+def encode_names(names: np.ndarray) -> np.ndarray:
+    """Names [N], integers or text, as DGL can hold them."""
+    if names.dtype.kind in "iu":
+        return names.astype(np.int64)
+    text = np.char.encode(names.astype(str), "utf-8")
+    return np.ascontiguousarray(text).view(np.uint8).reshape(len(text), text.dtype.itemsize)
+
+
+def decode_names(value: np.ndarray) -> np.ndarray:
+    """Names [N] of what `encode_names` gave; UserError for anything else."""
+    if value.ndim == 1 and value.dtype.kind in "iu":
+        return np.array(value)
+    try:
+        if value.ndim == 2 and value.dtype == np.uint8 and value.shape[1]:
+            return np.char.decode(np.ascontiguousarray(value).view(f"S{value.shape[1]}")[:, 0], "utf-8")
+        got = f"{value.dtype} of shape {value.shape}"
+    except UnicodeDecodeError:
+        got = "bytes that are no UTF-8"
+    raise wrong(NAME, got, "an integer or a row of UTF-8 bytes for each vertex", "write it again")
+
+
+def original_names(vertex_data: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """What the vertices were called before: their names, else their original ids, else None."""
+    if NAME in vertex_data:
+        return decode_names(vertex_data[NAME])
+    return np.array(vertex_data[ORIGINAL_ID]) if ORIGINAL_ID in vertex_data else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tgnn.data.arrays import check_count, to_numpy
-from tgnn.data.dgl_format import FEATURES, LABELS, MASKS, WEIGHT
+from tgnn.data.dgl_format import FEATURES, LABELS, MASKS, NAME, ORIGINAL_ID, WEIGHT, original_names
 from tgnn.data.graph import SPLITS, Dataset, Graph
 from tgnn.errors import wrong
 
@@ -116,8 +116,9 @@ def graph_from_dgl(g: Any, *, weight: str | None = None) -> Graph:
 
 
 def dataset_from_dgl(g: Any, *, name: str = "dgl") -> Dataset:
-    """The data set of a `dgl.DGLGraph`: `g.ndata` feat, label, train_mask, val_mask and test_mask, `g.edata`
-    weight, each where it is there; other data is not looked at.
+    """The data set of a `dgl.DGLGraph`: `g.ndata` feat, label, train_mask, val_mask, test_mask and, as
+    `original_names`, orig_name or orig_id, `g.edata` weight, each where it is there; other data is not looked
+    at.
 
     Raises:
         UserError: as `graph_from_dgl`, and anything that `Dataset` refuses.
@@ -130,4 +131,8 @@ def dataset_from_dgl(g: Any, *, name: str = "dgl") -> Dataset:
         for part, mask in masks.items()
     }
     record = {"reader": "dgl", "weighted": graph.edge_weight is not None}
-    return Dataset(name, graph, held.get(FEATURES), held.get(LABELS), **masks, options=record)
+    called = original_names(
+        {key: to_numpy(g.ndata[key], key) for key in (NAME, ORIGINAL_ID) if key in g.ndata}
+    )
+    x, y = held.get(FEATURES), held.get(LABELS)
+    return Dataset(name, graph, x, y, **masks, options=record, original_names=called)

@@ -24,6 +24,7 @@ from tgnn.data.readers.ogb import ogb_files, read_ogb
 from tgnn.data.readers.planetoid import planetoid_files, read_planetoid
 from tgnn.data.readers.shchur import SHCHUR_KEYS, read_shchur
 from tgnn.data.readers.sidecar import read_split
+from tgnn.data.readers.sparse_matrix import SPARSE_KEYS, read_sparse_matrix
 from tgnn.data.readers.tgnn_npz import read_tgnn_npz
 from tgnn.errors import wrong
 
@@ -41,7 +42,9 @@ _GENERATORS: dict[str, tuple[Callable[..., Dataset], bool]] = {
 # Raised whenever a generator or reader gives another data set for the same input, so that caches notice.
 _FINGERPRINT_VERSION = 1
 
-_EDGE_LIST_ONLY = ("num_vertices", "feature_file", "label_file", "delimiter", "weight_column", "relabel")
+_EDGE_LIST_ONLY = ("num_vertices", "relabel")
+_WITH_SIDE_FILES = ("feature_file", "label_file", "delimiter", "weight_column")
+_BARE_FORMATS = ("edge-list", "sparse-matrix")
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def load(data: str | Path, options: DataOptions | None = None) -> Dataset:
         data: a generator (`sbm`, `community`, `rmat`, `ring`, each also with a size such as `sbm:20000` or
             the scale `rmat:18`; `hand-drawn`, `karate`); a published data set (`cora`, `ogbn-arxiv`, ...; see
             `tgnn.data.download`, which fetches what is not there yet); or a path: a Planetoid, OGB or DGL
-            partition directory, an `.npz` (Shchur, heterophilous or tgnn layout, told by its keys), a DGL
-            graph file, or an edge list in text. What exists as a path is not a published name.
+            partition directory, an `.npz` (Shchur, heterophilous or tgnn layout or a scipy sparse matrix, told by
+            its keys), a DGL graph file, or an edge list in text. What exists as a path is not a published name.
         options: applied in the order that `DataOptions` states.
 
     Returns:
@@ -188,7 +191,7 @@ def _find_file(path: Path) -> _Source:
 
 
 def _find_npz(path: Path) -> _Source:
-    """Which of the three layouts an `.npz` has."""
+    """Which of the four layouts an `.npz` has."""
     with open_npz(path) as arrays:
         keys = arrays.keys
     if keys >= SHCHUR_KEYS:
@@ -197,12 +200,14 @@ def _find_npz(path: Path) -> _Source:
         return _Source(
             "heterophilous", (path,), lambda options: read_heterophilous(path, _split_number(options))
         )
+    if keys >= SPARSE_KEYS:
+        return _Source("sparse-matrix", (path,), lambda options: _read_matrix(path, options))
     if keys & {"edge_index", "indptr"}:
         return _Source("tgnn", (path,), lambda options: read_tgnn_npz(path))
     raise wrong(
         str(path),
         f"keys {', '.join(sorted(keys))}",
-        "adj_data ... (Shchur), node_features ... (heterophilous) or edge_index ... (tgnn)",
+        "adj_data ... (Shchur), node_features ... (heterophilous), format ... (scipy) or edge_index ... (tgnn)",
         "save it with tgnn.data.save_npz",
     )
 
@@ -239,29 +244,40 @@ def _read_ogb(path: Path, options: DataOptions) -> Dataset:
 
 def _read_text(path: Path, options: DataOptions) -> Dataset:
     """An edge list with its side files."""
-    side = {key: getattr(options, key) for key in ("feature_file", "label_file", "split_file")}
     return read_edge_list(
         path,
         num_vertices=options.num_vertices,
         relabel=options.relabel,
         delimiter=options.delimiter,
         weight_column=options.weight_column,
-        **{key: None if value is None else Path(value) for key, value in side.items()},
+        **_paths(options, "feature_file", "label_file", "split_file"),
     )
+
+
+def _read_matrix(path: Path, options: DataOptions) -> Dataset:
+    """A sparse matrix with its side files."""
+    how = {"delimiter": options.delimiter, "weight_column": options.weight_column}
+    return read_sparse_matrix(path, **how, **_paths(options, "feature_file", "label_file"))
+
+
+def _paths(options: DataOptions, *names: str) -> dict[str, Path | None]:
+    """Side files by the option's name."""
+    given = {name: getattr(options, name) for name in names}
+    return {name: None if file is None else Path(file) for name, file in given.items()}
 
 
 def _check_applicable(source: _Source, data: str, options: DataOptions) -> None:
     """Refuse options that this kind of data cannot take."""
     given = options.given()
-    for key in _EDGE_LIST_ONLY:
-        if key in given and source.format != "edge-list":
-            flag = "--" + key.replace("_", "-")
-            raise wrong(
-                flag,
-                f"{data}, which is no edge list ({source.format})",
-                "an edge list in text",
-                f"leave {flag} out",
-            )
+    for keys, formats, expected in (
+        (_EDGE_LIST_ONLY, ("edge-list",), "an edge list in text"),
+        (_WITH_SIDE_FILES, _BARE_FORMATS, "an edge list in text, or a sparse matrix"),
+    ):
+        for key in keys:
+            if key in given and source.format not in formats:
+                flag = "--" + key.replace("_", "-")
+                got = f"{data}, which is no edge list ({source.format})"
+                raise wrong(flag, got, expected, f"leave {flag} out")
     if options.add_inverse_edge is not None and source.format != "ogb":
         flag = "--add-inverse-edge" if options.add_inverse_edge else "--no-add-inverse-edge"
         raise wrong(flag, f"{data}, which is no OGB directory", "one", "give --add-reverse, or leave it out")

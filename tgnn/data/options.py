@@ -30,11 +30,11 @@ class DataOptions:
 
     num_vertices: int | None = _option(None, "edge lists: number of vertices; ids are 0 .. N - 1")
     feature_file: str | None = _option(
-        None, "edge lists: features, one row per vertex (.npy, scipy sparse .npz, .csv, .csv.gz)"
+        None, "edge lists, matrices: features, one row per vertex (.npy, scipy sparse .npz, .csv, .csv.gz)"
     )
     label_file: str | None = _option(
         None,
-        "edge lists: labels (.npy; text with 'id label' or one label a line; empty, nan or -1: no label)",
+        "edge lists, matrices: labels (.npy; text with 'id label' or one label a line; empty, nan or -1: no label)",
     )
     split_file: str | None = _option(
         None, "train, val and test ids (.npz or .json with those keys; csv lines 'id,train|val|test')"
@@ -44,7 +44,8 @@ class DataOptions:
     )
     weight_column: int | None = _option(
         None,
-        "edge lists: column of the edge weight, from 1 (3 if there are exactly three columns); 0: no weights",
+        "edge lists: column of the edge weight, from 1 (3 if there are exactly three columns); 0: no weights, "
+        "of a matrix too",
     )
     relabel: bool = _option(
         False,

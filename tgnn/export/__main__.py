@@ -19,10 +19,11 @@ from tgnn.export.frameworks import FRAMEWORKS
 from tgnn.nn.model import GNN
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
-from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, read_run
+from tgnn.training.config import BEST_FILE, LAST_FILE
 from tgnn.training.flags import Parser
 from tgnn.training.metrics import RunLog, provenance, write_json
 from tgnn.training.prepare import is_store, prepare_for_ranks
+from tgnn.training.resolve import Resolved, read_run
 from tgnn.training.trainer import build_model, check_trainable
 
 
@@ -46,7 +47,9 @@ def make_parser() -> Parser:
     with_it = "--verify with this Python, of an environment that has the framework"
     parser.add_argument("--python", metavar="FILE", help=with_it)
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which weights (best)")
-    parser.add_argument("--data", metavar="DATA", help="another place of the run's dataset, or a store of it")
+    data = "another place of the run's dataset, or a store of it; a name is fetched into $TGNN_DATA, from "
+    data += "$TGNN_DATA_URL where that is set"
+    parser.add_argument("--data", metavar="DATA", help=data)
     return parser
 
 

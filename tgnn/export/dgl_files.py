@@ -5,7 +5,8 @@
     dgl-partition  a folder that `dgl.distributed.load_partition` reads, a part for each part of the store
 
 Vertices carry *original* ids, or the store's *new* ones; then `orig_id` among the vertex data is the original
-id, and among the edge data the edge's number in the graph in original ids. DGL's partition book knows a part
+id, and among the edge data the edge's number in the graph in original ids. Where the data's source calls the
+vertices otherwise (ids with gaps, say), `orig_name` keeps that. DGL's partition book knows a part
 by the range of its ids, so a partition has new ids unless every part is a range of the original ones.
 Everything is streamed: beside tables with an entry per vertex no more than a piece of a part is in memory.
 """
@@ -31,6 +32,7 @@ from tgnn.data.dgl_format import (
     INNER_NODE,
     LABELS,
     MASKS,
+    NAME,
     NODE_DATA,
     NODE_TYPE,
     ORIGINAL_ID,
@@ -38,15 +40,16 @@ from tgnn.data.dgl_format import (
     PART_GRAPH,
     WEIGHT,
     describe_partition,
+    encode_names,
 )
 from tgnn.errors import wrong
 from tgnn.export.folder import check_free, new_folder
 from tgnn.partition.rows import edge_slots, row_chunks
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import atomic_file, dataset_fingerprint
-from tgnn.training.config import read_run
 from tgnn.training.metrics import provenance, write_json
 from tgnn.training.prepare import is_store, prepare_for_ranks
+from tgnn.training.resolve import read_run
 
 FORMATS = ("dgl-graph", "dgl-partition")
 IDS = ("original", "new")
@@ -66,6 +69,8 @@ class StoreRows:
         self._first_edge = np.zeros(len(self.original) + 1, np.int64)
         self._first_edge[1:][self.original] = self.degree
         np.cumsum(self._first_edge, out=self._first_edge)
+        names = store.original_names()
+        self.names = None if names is None else encode_names(names)
         self.masks = {}
         for split in MASKS:
             self.masks[split] = np.zeros(len(self.original), np.uint8)
@@ -134,6 +139,8 @@ def vertex_data(rows: StoreRows, ids: np.ndarray, with_original: bool) -> dict[s
         if like is not None:
             data[name] = Rows(like.dtype, (len(ids), *like.shape[1:]), rows.data(array, ids))
     data |= {name: rows.masks[split][ids] for split, name in MASKS.items()}
+    if rows.names is not None:
+        data[NAME] = rows.names[rows.original[ids]]
     return data | ({ORIGINAL_ID: rows.original[ids]} if with_original else {})
 
 

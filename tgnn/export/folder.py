@@ -23,15 +23,15 @@ import torch
 
 from tgnn.errors import wrong
 from tgnn.export import dgl, pyg
+from tgnn.export.bridge import Bridge
 from tgnn.export.frameworks import Framework
-from tgnn.export.source import arguments_of, module_source
-from tgnn.export.stack import take_apart, weights_to_theirs
+from tgnn.export.source import arguments_of
 from tgnn.nn.model import GNN
 from tgnn.training.checkpoint import atomic_file
 from tgnn.training.metrics import write_json
 
 FOLDER_FORMAT = 1
-_MODULES = {"dgl": dgl, "pyg": pyg}
+BRIDGES: Mapping[str, Bridge] = {bridge.framework.name: bridge for bridge in (dgl.BRIDGE, pyg.BRIDGE)}
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,21 @@ def write_folder(folder: Path, framework: Framework, model: GNN, origin: Origin)
 
     Raises: UserError, before anything is written, for a model that the framework has no counterpart of.
     """
-    module = _MODULES[framework.name]
-    stack = take_apart(model, module.KINDS, framework.title)
+    bridge = BRIDGES[framework.name]
+    stack = bridge.take_apart(model)
     weighted = origin.weighted and bool(
-        set(arguments_of(module.write(stack, True))) & {"edge_weight", "gcn_weight"}
+        set(arguments_of(bridge.write(stack, True))) & {"edge_weight", "gcn_weight"}
     )
-    written, steps = module.write(stack, weighted), preparation(origin.options)
+    written, steps = bridge.write(stack, weighted), preparation(origin.options)
     subject = f"{origin.kind} for {origin.dataset['name']}"
     title = f"{subject}, exported by tgnn for {framework.title} {framework.versions}."
-    text = module_source(title, stack, written, module.TARGET, weighted, steps)
+    text = bridge.source(title, stack, weighted, steps)
     config = _config(framework, stack.dtype, [layer.make for layer in written], origin, steps, weighted)
     arguments = arguments_of(written)
     with atomic_file(folder / "model.py") as file:
         file.write(text.encode())
     with atomic_file(folder / "weights.pt") as file:
-        torch.save(weights_to_theirs(stack, module.KINDS), file)
+        torch.save(bridge.weights(stack), file)
     with atomic_file(folder / "README.md") as file:
         file.write(_readme(framework, config, arguments).encode())
     write_json(folder / "config.json", config)

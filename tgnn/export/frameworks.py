@@ -22,6 +22,8 @@ class Framework:
     install: str
     lowest: tuple[int, int]
     highest: tuple[int, int]
+    wheels: str = ""
+    """For which machines there are wheels, where that is not for all."""
 
     @property
     def versions(self) -> str:
@@ -32,16 +34,17 @@ class Framework:
         """Raise UserError for a version that the exported code is not meant for."""
         numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
         if not self.lowest <= numbers <= self.highest:
-            do = f"install a supported one, for example pip install {self.install}"
+            do = f"install a supported one, for example pip install {self.install}{self.wheels}"
             raise wrong(self.title, f"version {version}", f"version {self.versions}", do)
 
-    def absent(self, why: str) -> UserError:
-        """The error where it cannot be imported."""
-        got = f"none that can be imported ({why})"
-        return wrong(self.title, got, f"version {self.versions}", f"pip install {self.install}")
+    def absent(self, why: str, otherwise: str = "") -> UserError:
+        """The error where it cannot be imported; `otherwise` says what else to do than to install it."""
+        got, do = f"none that can be imported ({why})", f"pip install {self.install}{self.wheels}{otherwise}"
+        return wrong(self.title, got, f"version {self.versions}", do)
 
 
-DGL = Framework("dgl", "DGL", "dgl", "dgl==1.1.3", (1, 1), (2, 4))
+_DGL_WHEELS = ", whose wheels end at Python 3.11 on x86-64 Linux"
+DGL = Framework("dgl", "DGL", "dgl", "dgl==1.1.3", (1, 1), (2, 4), _DGL_WHEELS)
 PYG = Framework("pyg", "PyG", "torch_geometric", "torch_geometric", (2, 5), (2, 8))
 FRAMEWORKS = {framework.name: framework for framework in (DGL, PYG)}
 

@@ -7,6 +7,7 @@ They stand on torch and dgl alone and are never imported from here.
 import dgl
 import dgl.function as fn
 import torch
+from dgl.nn.functional import edge_softmax
 from torch import nn
 
 
@@ -32,6 +33,43 @@ class MaxSAGEConv(nn.Module):
             graph.dstdata["neigh"] = torch.zeros_like(own)
             graph.update_all(message, fn.max("m", "neigh"))
             return self.fc_self(own) + self.fc_neigh(graph.dstdata["neigh"])
+
+
+class TransformerConv(nn.Module):
+    """Dot-product attention with keys, queries and values of their own, and the vertex's own row projected.
+
+    Heads are joined or (concat=False) averaged before the own row is added; with beta a gate weighs the two.
+    """
+
+    def __init__(self, in_feats, out_feats, num_heads, concat=True, beta=False, attn_drop=0.0, bias=True):
+        super().__init__()
+        self.in_feats, self.out_feats, self.num_heads, self.concat = in_feats, out_feats, num_heads, concat
+        width, merged = num_heads * out_feats, num_heads * out_feats if concat else out_feats
+        self.lin_key = nn.Linear(in_feats, width)
+        self.lin_query = nn.Linear(in_feats, width)
+        self.lin_value = nn.Linear(in_feats, width)
+        self.lin_skip = nn.Linear(in_feats, merged, bias=bias)
+        self.lin_beta = nn.Linear(3 * merged, 1, bias=False) if beta else None
+        self.attn_drop = nn.Dropout(attn_drop)
+
+    def forward(self, graph, feat):
+        """[number of source vertices, in_feats] -> [number of destinations, heads x out_feats or out_feats]."""
+        by_head = (-1, self.num_heads, self.out_feats)
+        own = feat[: graph.num_dst_nodes()]
+        with graph.local_scope():
+            graph.srcdata["key"] = self.lin_key(feat).view(by_head)
+            graph.srcdata["value"] = self.lin_value(feat).view(by_head)
+            graph.dstdata["query"] = self.lin_query(own).view(by_head) / self.out_feats**0.5
+            graph.apply_edges(fn.u_dot_v("key", "query", "score"))
+            graph.edata["share"] = self.attn_drop(edge_softmax(graph, graph.edata["score"]))
+            graph.update_all(fn.u_mul_e("value", "share", "m"), fn.sum("m", "out"))
+            out = graph.dstdata["out"]
+        out = out.flatten(1) if self.concat else out.mean(1)
+        skip = self.lin_skip(own)
+        if self.lin_beta is None:
+            return out + skip
+        gate = torch.sigmoid(self.lin_beta(torch.cat([out, skip, out - skip], 1)))
+        return gate * skip + (1 - gate) * out
 
 
 def full_degree_weight(block, degrees, edge_weight, dtype):

@@ -76,6 +76,12 @@ def without_output_bias(layer):
     return layer
 
 
+def without_skip_bias(layer):
+    """The TransformerConv without the bias of its own term; `bias=False` would drop others too."""
+    layer.lin_skip.bias = None
+    return layer
+
+
 def gcn_weight(edge_index, num_nodes, edge_weight=None):
     """The weights that GCN layers need, [E] float64: those of the data (or 1) / sqrt(out-degree x in-degree).
 

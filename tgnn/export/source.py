@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tgnn.export.stack import ACTIVATION_MODULES, AVERAGED, JOINED, Stack, Written
+from tgnn.export.kinds.kind import Written, heads_of
+from tgnn.export.stack import ACTIVATION_MODULES, Stack
 from tgnn.nn.norm import SyncBatchNorm
 
 HERE = Path(__file__).parent
@@ -76,11 +77,11 @@ def module_source(
         weighted: whether the data has edge weights: `forward` then demands them where a layer uses them.
         steps: names of the data parts that prepare a graph, in order; None leaves out `prepare` and `load`.
     """
-    needed = {name for layer in written for name in layer.parts}
-    chosen = [definition for name, definition in _definitions(target.parts).items() if name in needed]
+    needed, parts = {name for layer in written for name in layer.names}, _definitions(target.parts)
+    chosen = [definition for name, definition in parts.items() if name in needed]
     chosen += [definition for name, definition in _definitions(DATA_PARTS).items() if name in (steps or ())]
     imports = {line for _, lines in chosen for line in lines} | {"from torch import nn"}
-    imports |= {f"from {target.layers_module} import {name}" for layer in written for name in layer.imports}
+    imports |= {f"from {target.layers_module} import {name}" for name in needed if name not in parts}
     if steps is not None:
         imports |= {"from pathlib import Path", "import torch"}
     pieces = [f'"""{title}"""', _import_block(imports)]
@@ -112,7 +113,8 @@ def arguments_of(written: Sequence[Written]) -> list[str]:
 
 
 def _class(stack: Stack, written: Sequence[Written], target: Target, weighted: bool) -> str:
-    heads = ", ".join("None" if layer.heads is None else f'"{layer.heads}"' for layer in written)
+    merged = [heads_of(layer) for layer in stack.layers]
+    heads = ", ".join("None" if how is None else f'"{how}"' for how in merged)
     depth = f"{len(written)} layers" if len(written) > 1 else "One layer"
     lines = [
         "class Model(nn.Module):",
@@ -191,7 +193,7 @@ def _steps(stack: Stack, number: int, layer: Written, target: Target) -> list[st
     call = layer.call.format(layer=f"self.layers[{number}]", number=number)
     if layer.before:
         lines.append(layer.before.format(number=number))
-    lines.append(f"h = {call}  # [n, {layer.width}]")
+    lines.append(f"h = {call}  # [n, {stack.layers[number].out_features}]")
     if not last:
         if shortcut:
             lines.append(f"h = h + self.residuals[{number}](own)")
@@ -230,13 +232,6 @@ def _load(dtype: torch.dtype) -> str:
     file = Path(__file__).parent / "weights.pt"
     model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     return model.eval()'''
-
-
-def merged(call: str, layer: nn.Module) -> tuple[str, str]:
-    """(A call that gives [n, heads, width] with the heads merged as the layer does it, what was done)."""
-    if layer.concat:
-        return f"{call}.flatten(1)", JOINED
-    return f"{call}.mean(1)", AVERAGED
 
 
 def execute(text: str, framework: str) -> types.ModuleType:

@@ -1,18 +1,19 @@
 """What export needs to know of a trained stack, whatever the framework it goes to or comes from.
 
 A framework is described by its `Kind`s, one per layer of ours: how such a layer is written there, how theirs
-is read back, and what its parameters are called. One more layer is one more entry in each framework's table.
+is read back, and what its parameters are called. One more layer is one more entry in the table of `kinds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from tgnn.errors import UserError, wrong
+from tgnn.errors import wrong
+from tgnn.export.kinds.kind import AVERAGED, JOINED, Kind
 from tgnn.nn.layer import PlainLayer
 from tgnn.nn.model import ACTIVATIONS, GNN
 from tgnn.nn.norm import SyncBatchNorm
@@ -21,85 +22,6 @@ ACTIVATION_MODULES = {
     "relu": "ReLU", "elu": "ELU", "gelu": "GELU",
     "leaky_relu": "LeakyReLU", "tanh": "Tanh", "none": "Identity",
 }  # fmt: skip
-JOINED, AVERAGED = "joined", "averaged"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """One layer in another framework's code."""
-
-    make: str
-    """Expression that makes it, for example `GATConv(16, 8, 4, allow_zero_in_degree=True)`."""
-    call: str
-    """Expression of its output; `{layer}` stands for the layer and `{number}` for its place in the stack."""
-    before: str = ""
-    """A statement that `call` needs first."""
-    imports: tuple[str, ...] = ()
-    """Names that `make` needs from the framework's layers."""
-    parts: tuple[str, ...] = ()
-    """Names that `make` and `call` need from the framework's parts file."""
-    arguments: tuple[str, ...] = ()
-    """What `call` needs besides the graph and the rows: some of edge_weight, degrees, gcn_weight."""
-    heads: str | None = None
-    """What becomes of the heads where there are any: joined or averaged."""
-    width: int = 0
-    """Columns of a vertex's output row, heads merged."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How one layer of ours is written in another framework, and read back."""
-
-    write: Callable[[nn.Module, bool], Written]
-    """(our layer, whether the data has edge weights) -> code."""
-    theirs: tuple[str, ...]
-    """Class names of their layers that `read` understands."""
-    read: Callable[[nn.Module, str | None], nn.Module]
-    """(their layer, what becomes of its heads) -> our layer, weights not yet copied; raises UserError."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Their name of each of our parameters or prefixes (ending in a dot) that differs."""
-    transposed: frozenset[str] = frozenset()
-    """Our parameters that they keep transposed."""
-
-    def name(self, ours: str) -> str:
-        """Their name of our parameter."""
-        for prefix, theirs in self.names.items():
-            if ours == prefix or (prefix.endswith(".") and ours.startswith(prefix)):
-                return theirs + ours[len(prefix) :]
-        return ours
-
-    def weights_to_theirs(self, layer: nn.Module) -> dict[str, Tensor]:
-        """The layer's state dict under their names and layouts; the tensors are copies."""
-        state = {}
-        for ours, value in layer.state_dict().items():
-            value = value.t() if ours in self.transposed else value
-            state[self.name(ours)] = value.detach().clone(memory_format=torch.contiguous_format)
-        return state
-
-    def copy_back(self, theirs: nn.Module, layer: nn.Module) -> nn.Module:
-        """Give `layer` (ours) the weights of `theirs`; UserError where the two do not have the same ones."""
-        state = {name: value.detach().clone() for name, value in theirs.state_dict().items()}
-        taken = {}
-        for ours in layer.state_dict():
-            name = self.name(ours)
-            if name not in state:
-                raise _other_weights(theirs, f"no {name}")
-            value = state.pop(name)
-            taken[ours] = (value.t() if ours in self.transposed else value).contiguous()
-        if state:
-            raise _other_weights(theirs, ", ".join(sorted(state)))
-        shapes = {ours: tuple(value.shape) for ours, value in layer.state_dict().items()}
-        for ours, value in taken.items():
-            if tuple(value.shape) != shapes[ours]:
-                raise _other_weights(theirs, f"{self.name(ours)} of shape {tuple(value.shape)}")
-        dtype = next(iter(taken.values())).dtype
-        layer.to(dtype).load_state_dict(taken, strict=True)
-        return layer
-
-
-def _other_weights(theirs: nn.Module, got: str) -> UserError:
-    what, do = f"{type(theirs).__name__} to read back", "convert it to one that tgnn.nn has"
-    return wrong(what, got, "the weights of a layer that tgnn has", do)
 
 
 @dataclass(frozen=True)
@@ -244,14 +166,3 @@ def _heads_of(layers: Sequence[nn.Module], number: int) -> str:
     them.
     """
     return AVERAGED if number == len(layers) - 1 else JOINED
-
-
-def refuse_options(layer: nn.Module, framework: str, refused: Mapping[str, tuple[bool, str]]) -> None:
-    """Raise UserError for the first option, name -> (whether it is set, why tgnn cannot have it), that is
-    set.
-    """
-    for option, (is_set, why) in refused.items():
-        if is_set:
-            raise wrong(
-                f"from {framework}", f"{type(layer).__name__} with {option}", why, "change it there first"
-            )

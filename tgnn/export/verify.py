@@ -20,8 +20,8 @@ from tgnn.export.frameworks import Framework
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState
-from tgnn.training.config import Resolved
 from tgnn.training.inference import predict
+from tgnn.training.resolve import Resolved
 from tgnn.training.trainer import build_model
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -50,7 +50,7 @@ def probe(framework: Framework, python: str = sys.executable) -> dict[str, str]:
     """The framework's and torch's versions in that Python; UserError where it is absent or not supported."""
     found = _run(framework, python)
     if "absent" in found:
-        raise framework.absent(found["absent"])
+        raise framework.absent(found["absent"], ", or give --python of an environment that has it")
     framework.check(found["version"])
     return {framework.package: found["version"], "torch": found["torch"]}
 

@@ -107,7 +107,7 @@ def compile_spec(
     """
     if target not in TARGETS:
         raise wrong("target", target, f"one of {', '.join(TARGETS)}", "choose one of these")
-    config = config or spec.configs(width)[0]
+    config = config or spec.candidates(width, dtype)[0]
     if os.environ.get(INTERPRET_VARIABLE):
         return _elsewhere(spec, target, dtype, index_dtype, width, config)
     source, options = _source(spec, dtype, index_dtype, width, config, TARGETS[target][2])

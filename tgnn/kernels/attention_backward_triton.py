@@ -24,6 +24,9 @@ from tgnn.kernels.attention_forward_triton import HALF, KINDS, SIZES, Launch, bu
 from tgnn.kernels.attention_tiles_triton import (
     WHOLE_ROW,
     kept,
+    load_att,
+    load_end,
+    load_ends,
     load_heads,
     load_row,
     load_rows,
@@ -67,11 +70,8 @@ def attention_backward_rows(
     program = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     one = tl.arange(0, 1)
-    att_tile = 0.0
+    att_tile = load_att(att, head, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
     if KIND == "gatv2":
-        att_tile = load_row(
-            att, program * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
-        )
         of_att = tl.zeros((BLOCK_H, BLOCK_S), ACC)
     if KIND == "gatv2":
         begin = program * rows
@@ -88,13 +88,12 @@ def attention_backward_rows(
         if place < n_rows:  # of the pieces of a row the first one writes it
             tl.store(delta_at, of_out, mask=(head < HEADS)[None, :])
         row_lse = load_heads(lse, row + one, one == 0, head, HEADS, HEADS, ACC)
+        dst_tile = load_end(
+            dst, row, head, HEADS * SCORE_WIDTH, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+        )
         if KIND == "gat":
-            dst_tile = load_heads(dst, row + one, one == 0, head, HEADS, HEADS, ACC)
             of_dst = tl.zeros((BLOCK_H,), ACC)
         else:
-            dst_tile = load_row(
-                dst, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
-            )
             of_dst = tl.zeros((BLOCK_H, BLOCK_S), ACC)
         if DROP > 0:
             ids = tl.load(dst_id + row)
@@ -107,11 +106,9 @@ def attention_backward_rows(
             )
             if SHARED:
                 src_tile = value_tile
-            elif KIND == "gat":
-                src_tile = load_heads(src, source, valid, head, SRC_STRIDE, HEADS, ACC)
             else:
-                src_tile = load_rows(
-                    src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+                src_tile = load_ends(
+                    src, source, valid, head, SRC_STRIDE, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
                 )
             weight = tl.exp(scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE) - row_lse)
             of_weight = tl.sum(grad_tile * value_tile, 2)
@@ -157,20 +154,13 @@ def attention_backward_sources(
     ACC: tl.constexpr = lse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    one = tl.arange(0, 1)
     row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
     value_tile = load_row(value, row, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
-    att_tile = 0.0
-    if KIND == "gatv2":
-        att_tile = load_row(
-            att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
-        )
+    att_tile = load_att(att, head, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
     if SHARED:
         src_tile = value_tile
-    elif KIND == "gat":
-        src_tile = load_heads(src, row + one, one == 0, head, SRC_STRIDE, HEADS, ACC)
     else:
-        src_tile = load_row(src, row, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+        src_tile = load_end(src, row, head, SRC_STRIDE, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
     of_value = tl.zeros((BLOCK_H, BLOCK_D), ACC)
     if KIND == "gat":
         of_src = tl.zeros((BLOCK_H,), ACC)
@@ -183,12 +173,9 @@ def attention_backward_sources(
         grad_tile = load_rows(
             grad, destination, valid, head, HEADS * WIDTH, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC
         )
-        if KIND == "gat":
-            dst_tile = load_heads(dst, destination, valid, head, HEADS, HEADS, ACC)
-        else:
-            dst_tile = load_rows(
-                dst, destination, valid, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
-            )
+        dst_tile = load_ends(
+            dst, destination, valid, head, HEADS * SCORE_WIDTH, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC,
+        )  # fmt: skip
         score = scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE)
         weight = tl.exp(score - load_heads(lse, destination, valid, head, HEADS, HEADS, ACC))
         # After the exponential, which may overflow for edges that are not there: before it costs registers.
@@ -225,8 +212,11 @@ def attention_backward_sources(
             store_end(part_src, slot, head, of_src, KIND, HEADS, SCORE_WIDTH, BLOCK_S)
 
 
+# Numbers of dropout for more than 4 narrow edges at a time spill on sm_80.
 ROWS = {
-    (kind, drop): build_spec(attention_backward_rows, kind, 512, drop) for kind in KINDS for drop in (0, HALF)
+    (kind, drop): build_spec(attention_backward_rows, kind, 512, drop, 4 if drop else 8)
+    for kind in KINDS
+    for drop in (0, HALF)
 }
 SOURCES = {
     (kind, drop): build_spec(attention_backward_sources, kind, 512, drop)

@@ -26,7 +26,9 @@ from torch import Tensor
 from tgnn.kernels.attention_tiles_triton import (
     WHOLE_ROW,
     kept,
-    load_heads,
+    load_att,
+    load_end,
+    load_ends,
     load_row,
     load_rows,
     piece_of,
@@ -60,15 +62,8 @@ def attention_forward(
     place = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     row, start, end, slot = piece_of(indptr, place, n_rows, n_edges, search_steps, PIECE)
-    att_tile = 0.0
-    if KIND == "gat":
-        dst_tile = load_heads(dst, row + tl.arange(0, 1), tl.arange(0, 1) == 0, head, HEADS, HEADS, ACC)
-    else:
-        dst_tile = load_row(dst, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
-        if KIND == "gatv2":
-            att_tile = load_row(
-                att, place * 0, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
-            )
+    att_tile = load_att(att, head, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+    dst_tile = load_end(dst, row, head, HEADS * SCORE_WIDTH, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
     if DROP > 0:
         ids = tl.load(dst_id + row)
     peak = tl.full((BLOCK_H,), float("-inf"), ACC)
@@ -81,11 +76,9 @@ def attention_forward(
         value_tile = load_rows(value, source, valid, head, VALUE_STRIDE, HEADS, WIDTH, BLOCK_H, BLOCK_D, ACC)
         if SHARED:
             src_tile = value_tile
-        elif KIND == "gat":
-            src_tile = load_heads(src, source, valid, head, SRC_STRIDE, HEADS, ACC)
         else:
-            src_tile = load_rows(
-                src, source, valid, head, SRC_STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+            src_tile = load_ends(
+                src, source, valid, head, SRC_STRIDE, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
             )
         score = scores(dst_tile, src_tile, att_tile, KIND, SLOPE, SCALE)
         score = tl.where(valid[:, None], score, float("-inf"))
@@ -172,9 +165,7 @@ class Launch:
     def choose(self, specs: Specs, x: Tensor, cut: Cut) -> tuple[KernelSpec, Config, int]:
         """(row kernel, its configuration for this many heads, tiles of heads)."""
         spec = specs[self.kind, HALF if self.drop else 0]
-        # float64 takes twice the registers: tiles of twice the width.
-        width = self.width * max(1, x.element_size() // 4)
-        config = config_of(spec, x, width, cut.n_edges, cut.n_rows)
+        config = config_of(spec, x, self.width, cut.n_edges, cut.n_rows)
         # Fewer heads than a tile would take leave room for more edges.
         block_h = min(config.tiles["BLOCK_H"], triton.next_power_of_2(self.heads))
         block_e = min(32, config.tiles["BLOCK_E"] * config.tiles["BLOCK_H"] // block_h)
@@ -186,10 +177,13 @@ class Launch:
         return (block.dst_id.contiguous(), block.position.contiguous()) if self.drop else (None, None)
 
 
-def build_spec(kernel: Any, kind: str, tile_elements: int, drop: int = 0) -> KernelSpec:
+def build_spec(
+    kernel: Any, kind: str, tile_elements: int, drop: int = 0, tile_edges: int = 8
+) -> KernelSpec:  # fmt: skip
     """The row kernel `kernel` for one kind, as it is launched on 4 heads of equal widths.
 
-    tile_elements: of a tile of the default configuration, per warp. drop > 0: with attention dropout.
+    tile_elements: of a tile of the default configuration, per warp; tile_edges: the most that a tile has. drop > 0:
+    with attention dropout.
     """
     name = kernel.fn.__name__ + f"_{kind}" + ("_dropout" if drop else "")
     absent = {"grad_src", "part_src"} if kind == "gatv2" else {"att", "grad_att"}
@@ -224,12 +218,13 @@ def build_spec(kernel: Any, kind: str, tile_elements: int, drop: int = 0) -> Ker
             launch.constants | {"PIECE": PIECE} | {name: None for name in kernel.arg_names if name in absent}
         )
 
-    return KernelSpec(
-        name, "attention", kernel, signature, constants, lambda width: _configs(width, tile_elements)
-    )
+    def configs(width: int) -> tuple[Config, ...]:
+        return _configs(width, tile_elements, tile_edges)
+
+    return KernelSpec(name, "attention", kernel, signature, constants, configs, float64_doubles=True)
 
 
-def _configs(width: int, tile_elements: int) -> tuple[Config, ...]:
+def _configs(width: int, tile_elements: int, tile_edges: int) -> tuple[Config, ...]:
     """Tiles of up to 4 heads and 256 elements an edge, one warp for each 256; the first is the default."""
     block_d = triton.next_power_of_2(width)
     found = []
@@ -237,7 +232,7 @@ def _configs(width: int, tile_elements: int) -> tuple[Config, ...]:
                                     (2 * tile_elements, 256), (tile_elements, 512)):  # fmt: skip
         block_h = max(1, min(4, edge_elements // block_d))
         warps = min(16, max(1, block_h * block_d // edge_elements))
-        block_e = max(1, min(8, warps * elements // (block_h * block_d)))
+        block_e = max(1, min(tile_edges, warps * elements // (block_h * block_d)))
         config = Config({"BLOCK_E": block_e, "BLOCK_H": block_h}, num_warps=warps, num_stages=1)
         found += [] if config in found else [config]
     return tuple(found)
@@ -258,10 +253,12 @@ def _merge_constants(width: int) -> dict[str, Any]:
 
 
 def _merge_configs(width: int) -> tuple[Config, ...]:
-    """Few rows are long, so tiles are small; each lane has eight columns."""
+    """Few rows are long, so tiles are small; each lane has eight columns by default."""
     block_d = triton.next_power_of_2(width)
-    tiles = {"BLOCK_H": max(1, min(4, 256 // block_d))}
-    return (Config(tiles, num_warps=max(1, min(4, block_d // 256)), num_stages=1),)
+    warps = max(1, min(4, block_d // 256))
+    heads = max(1, min(4, 256 // block_d))
+    choices = ((heads, warps), (max(1, heads // 2), warps), (heads, 2 * warps))
+    return tuple(Config({"BLOCK_H": block_h}, of_warps, 1) for block_h, of_warps in dict.fromkeys(choices))
 
 
 FORWARD = {
@@ -286,7 +283,7 @@ def run_forward(
         value, src, dst, att, block.indptr, block.indices, *launch.keys(block), out, lse, *parts,
         cut.n_rows, cut.n_edges, cut.search_steps, launch.key, **launch.constants, PIECE=cut.piece,
     )  # fmt: skip
-    merge = MERGE.configs(launch.width)[0]
+    merge = config_of(MERGE, parts[0], launch.width, cut.n_edges, cut.n_rows)
     run(
         MERGE, merge, (cut.n_windows, triton.cdiv(launch.heads, merge.tiles["BLOCK_H"])),
         *parts, block.indptr, out, lse, cut.n_rows, cut.n_edges, cut.n_windows, cut.search_steps,

@@ -72,6 +72,43 @@ def load_heads(table, rows, valid, head, STRIDE: tl.constexpr, HEADS: tl.constex
 
 
 @triton.jit
+def load_ends(
+    table, rows, valid, head, STRIDE: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr,
+    SCORE_WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """What an edge's score takes of rows `rows` of src or dst: as `load_heads` (gat) or `load_rows`."""
+    if KIND == "gat":
+        return load_heads(table, rows, valid, head, STRIDE, HEADS, ACC)
+    else:
+        return load_rows(table, rows, valid, head, STRIDE, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+
+
+@triton.jit
+def load_end(
+    table, row, head, STRIDE: tl.constexpr, KIND: tl.constexpr, HEADS: tl.constexpr, SCORE_WIDTH: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """`load_ends` of one row (int64), first axis 1."""
+    one = tl.arange(0, 1)
+    return load_ends(
+        table, row + one, one == 0, head, STRIDE, KIND, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC
+    )
+
+
+@triton.jit
+def load_att(
+    att, head, KIND: tl.constexpr, HEADS: tl.constexpr, SCORE_WIDTH: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_S: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """GATv2's att [H, D']: [1, BLOCK_H, BLOCK_S]; the other kinds have none."""
+    if KIND == "gatv2":
+        row = tl.program_id(0).to(tl.int64) * 0
+        return load_row(att, row, head, HEADS * SCORE_WIDTH, HEADS, SCORE_WIDTH, BLOCK_H, BLOCK_S, ACC)
+    else:
+        return 0.0
+
+
+@triton.jit
 def store_row(table, row, head, tile, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """table[row] = tile [BLOCK_H, BLOCK_D], table [n, HEADS, WIDTH] contiguous."""
     column = tl.arange(0, BLOCK_D)

@@ -128,15 +128,6 @@ def _check_triton(op: str, tensors: tuple[Tensor, ...], on_gpu: bool) -> None:
     raise _cannot_interpret(what, "'triton' on CPU tensors")
 
 
-def fall_back(op: str, got: str, expected: str) -> None:
-    """Record that a call of `op` runs on torch after all; raises UserError where Triton was asked for explicitly."""
-    if _selected == "triton":
-        raise wrong(
-            f"backend of {op}", f"'triton' with {got}", expected, "use less, or choose 'auto' or 'torch'"
-        )
-    _ran[op] = "torch"
-
-
 def last_ran(op: str) -> str | None:
     """The path that the last call of `op` in this process took; None before its first call."""
     return _ran.get(op)

@@ -10,6 +10,8 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from tgnn.kernels.unique import true_places
+
 
 @dataclass(eq=False)
 class Transposed:
@@ -21,6 +23,14 @@ class Transposed:
 
     indptr: Tensor
     indices: Tensor
+    edge: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Half:
+    """The edges of a block whose sources lie on one side of a row: a block of them, and their numbers (int64)."""
+
+    block: Block
     edge: Tensor
 
 
@@ -76,6 +86,7 @@ class Block:
 
     def __post_init__(self) -> None:
         self.n_dst = self.indptr.numel() - 1
+        self._halves: dict[int, tuple[Half, Half]] = {}
 
     @property
     def n_edges(self) -> int:
@@ -96,6 +107,27 @@ class Block:
     def transposed(self) -> Transposed:
         """The block seen from its sources; built once."""
         return transpose(self.indptr, self.indices, self.n_src)
+
+    def halves(self, n_near: int) -> tuple[Half, Half]:
+        """The edges from the first `n_near` source rows, and those from the others, whose rows count from 0 again.
+
+        Both have every destination and keep the order of edges; nothing but the edges is carried over. Kept for
+        the next call with the same `n_near`.
+        """
+        if n_near not in self._halves:
+            is_near = self.indices < n_near
+            before = torch.zeros(self.n_edges + 1, dtype=torch.int64, device=self.indices.device)
+            torch.cumsum(is_near, 0, out=before[1:])
+            ends = before[self.indptr]
+            near, far = true_places(is_near), true_places(~is_near)
+            from_near, from_far = self.indices[near], self.indices[far] - n_near
+            self._halves = {
+                n_near: (
+                    Half(Block(ends, from_near, n_near), near),
+                    Half(Block(self.indptr - ends, from_far, self.n_src - n_near), far),
+                )
+            }
+        return self._halves[n_near]
 
     def to(self, device: torch.device | str) -> Block:
         """This block with every tensor on `device`."""

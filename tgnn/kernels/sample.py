@@ -97,7 +97,7 @@ def sample_neighbors_torch(
         if weights is not None:
             count_of = count.index_select(0, chosen)
             draw_by_weight(weights, start_of, degree_of, count_of, states, fanout, replace, first, position)
-        elif fanout > 0:
+        elif fanout > 0 and chosen.numel():
             picks = (with_replacement if replace else floyd)(states, degree_of, fanout)
             places = first[:, None] + torch.arange(fanout, device=rows.device)
             position.index_copy_(0, places.view(-1), picks.reshape(-1).to(torch.int64))

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tgnn.kernels.sample import Sample
-from tgnn.kernels.segment_triton import launch, pointers
+from tgnn.kernels.segment_triton import launch, pointers, row_holding
 from tgnn.kernels.tuning import Config, KernelSpec, lookup
 
 # Edges or rows of a program of the kernels without a tile.
@@ -48,24 +48,28 @@ def store_edges(indices, src, position, edge, place, start, picks, mask):
     tl.store(edge + place, number, mask=mask)
 
 
+@triton.jit(do_not_specialize=LOOSE)
+def fill_kernel(
+    indptr, indices, rows, ends, kept, src, position, edge, n_rows, n_edges, steps, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The edges at numbers `kept` [n_edges] (None: all) among the rows' in-edges, counted row after row."""
+    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = k < n_edges
+    if kept is None:
+        number = tl.where(live, k, 0)
+    else:
+        number = tl.load(kept + k, mask=live, other=0)
+    i = row_holding(ends, number, n_rows, steps)
+    start = tl.load(indptr + tl.load(rows + i).to(tl.int64))
+    store_edges(indices, src, position, edge, k, start, number - tl.load(ends + i), live)
+
+
 def counts(graph: list[Tensor], fanout: int, replace: bool = False, drawable: Tensor | None = None) -> Tensor:
     """Edges that every row gives: int64 [n]."""
     indptr, _, rows, _ = graph
     count = torch.empty(rows.numel(), dtype=torch.int64, device=rows.device)
     spec = COUNT if drawable is None else COUNT_DRAWABLE
-    grid = (triton.cdiv(rows.numel(), BLOCK),)
-    launch(
-        spec,
-        config_of(spec, 1, rows.device),
-        grid,
-        indptr,
-        rows,
-        drawable,
-        count,
-        rows.numel(),
-        fanout,
-        REPLACE=replace,
-    )
+    launch_flat(spec, rows.numel(), indptr, rows, drawable, count, rows.numel(), fanout, REPLACE=replace)
     return count
 
 
@@ -81,6 +85,31 @@ def edges_of(graph: list[Tensor], out: Tensor, n_edges: int) -> Sample:
     src = torch.empty(n_edges, dtype=graph[1].dtype, device=out.device)
     position, edge = (torch.empty(n_edges, dtype=torch.int64, device=out.device) for _ in range(2))
     return Sample(out, src, position, edge)
+
+
+def by_flags(graph: list[Tensor], ends: Tensor, keep: Tensor | None) -> Sample:
+    """The in-edges of the rows where `keep` [ends[n]] int8 is 1, or (None) all of them.
+
+    ends [n + 1]: running sum of the rows' in-degrees, by which in-edges are counted row after row.
+    """
+    indptr, indices, rows, _ = graph
+    kept, out = None, ends
+    if keep is not None:
+        kept = torch.nonzero(keep).view(-1)
+        out = torch.searchsorted(kept, ends)
+    n, n_edges = rows.numel(), int(ends[-1]) if kept is None else kept.numel()
+    drawn = edges_of(graph, out, n_edges)
+    launch_flat(
+        FILL if kept is None else FILL_KEPT, n_edges, indptr, indices, rows, ends, kept, drawn.src, drawn.position,
+        drawn.edge, n, n_edges, n.bit_length(),
+    )  # fmt: skip
+    return drawn
+
+
+def launch_flat(spec: KernelSpec, number: int, *args: Any, **constants: Any) -> None:
+    """Launch a kernel of `BLOCKS` over `number` rows, edges or draws."""
+    config = config_of(spec, 1, args[0].device)
+    launch(spec, config, (triton.cdiv(number, config.tiles["BLOCK"]),), *args, **constants)
 
 
 def config_of(spec: KernelSpec, fanout: int, device: torch.device) -> Config:
@@ -137,4 +166,12 @@ def _count(name: str, drawable: torch.dtype | None) -> KernelSpec:
     return spec_of(name, count_kernel, tensors, "n_rows fanout", {"REPLACE": False}, BLOCKS)
 
 
+def _fill(name: str, kept: torch.dtype | None) -> KernelSpec:
+    outputs = {name: kind for name, kind in OUTPUTS.items() if name != "out"}
+    tensors = {**OF_GRAPH, "rows": WIDE, "ends": WIDE, "kept": kept, **outputs}
+    return spec_of(name, fill_kernel, tensors, "n_rows n_edges steps", {}, BLOCKS)
+
+
+FILL, FILL_KEPT = _fill("sample_fill", None), _fill("sample_fill_kept", WIDE)
 COUNT, COUNT_DRAWABLE = _count("sample_count", None), _count("sample_count_drawable", WIDE)
+SPECS = (COUNT, COUNT_DRAWABLE, FILL, FILL_KEPT)

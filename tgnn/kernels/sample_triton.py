@@ -7,8 +7,8 @@ not over rows, so that a hub is no program's work. Numbers and results are those
 floats are involved.
 
 Running sums, the compaction of flags and the search for the rows' ends are torch's (`cumsum`, `nonzero`,
-`searchsorted`): on a GPU those are library kernels at the speed of memory. With `auto` a fanout above `WIDEST`
-leaves the draws to torch as well, on the same device, and the record of what ran says so.
+`searchsorted`): on a GPU those are library kernels at the speed of memory. Draws of a fanout above `WIDEST` lie in
+global memory (sample_wide_triton.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tgnn.kernels import sample, sample_weighted_triton
-from tgnn.kernels.backend import fall_back
+from tgnn.kernels import sample, sample_weighted_triton, sample_wide_triton
 from tgnn.kernels.rng_triton import below, draw, keyed
 from tgnn.kernels.sample_rows_triton import (
-    BLOCK,
     BLOCKS,
     BYTE,
-    COUNT,
-    COUNT_DRAWABLE,
     LOOSE,
     OF_GRAPH,
     OF_ROWS,
     OUTPUTS,
     WIDE,
+    by_flags,
     config_of,
     counts,
     edges_of,
+    launch_flat,
     running_sum,
     spec_of,
     store_edges,
@@ -110,8 +108,8 @@ def replace_kernel(
     else:
         total = tl.load(running + start + degree - 1, mask=live & (degree > 0), other=1)
         target = below(bits, total[:, None])
-        picks = tl.zeros([ROWS, WIDTH], tl.int64)
-        high = tl.where(mask, degree[:, None] - 1, 0)
+        picks = tl.zeros([ROWS, WIDTH], tl.int32)
+        high = tl.where(mask, degree[:, None] - 1, 0).to(tl.int32)
         while tl.max(tl.max(high - picks, 1), 0) > 0:
             middle = (picks + high) >> 1
             passed = tl.load(running + start[:, None] + middle, mask=mask, other=0) <= target
@@ -146,41 +144,20 @@ def keep_kernel(
     tl.store(keep + number, kept.to(tl.int8), mask=live)
 
 
-@triton.jit(do_not_specialize=LOOSE)
-def fill_kernel(
-    indptr, indices, rows, ends, kept, src, position, edge, n_rows, n_edges, steps, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The edges at numbers `kept` [n_edges] (None: all) among the rows' in-edges, counted row after row."""
-    k = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = k < n_edges
-    if kept is None:
-        number = tl.where(live, k, 0)
-    else:
-        number = tl.load(kept + k, mask=live, other=0)
-    i = row_holding(ends, number, n_rows, steps)
-    start = tl.load(indptr + tl.load(rows + i).to(tl.int64))
-    store_edges(indices, src, position, edge, k, start, number - tl.load(ends + i), live)
-
-
 def sample_neighbors_triton(
     indptr: Tensor, indices: Tensor, rows: Tensor, ids: Tensor, fanout: int, key: int, replace: bool = False, *,
     weights: DrawWeights | None = None, source_id: Tensor | None = None,
 ) -> sample.Sample:  # fmt: skip
-    """`sample_neighbors` by Triton kernels (one device sync; LABOR, and all in-edges of positive weight: two)."""
-    if source_id is None and fanout > WIDEST:
-        fall_back(
-            "sample_neighbors",
-            f"a fanout of {fanout}",
-            f"at most {WIDEST}, which its draws fit in registers for",
-        )
-        return sample.sample_neighbors_torch(
-            indptr, indices, rows, ids, fanout, key, replace, weights=weights
-        )
+    """`sample_neighbors` by Triton kernels (one device sync; LABOR, all in-edges of positive weight, and fanouts above
+    `WIDEST`: two).
+    """
     graph = [x.contiguous() for x in (indptr, indices, rows, ids)]
     if source_id is not None and fanout != -1:
-        return _by_flags(graph, fanout, key, source_id.contiguous(), None)
+        return _all_kept(graph, fanout, key, source_id.contiguous(), None)
     if fanout == -1:
-        return _by_flags(graph, -1, key, None, None if weights is None else weights.log2)
+        return _all_kept(graph, -1, key, None, None if weights is None else weights.log2)
+    if fanout > WIDEST:
+        return sample_wide_triton.draw_wide(graph, fanout, key, replace, weights)
     if weights is not None and not replace:
         return sample_weighted_triton.draw(graph, fanout, key, weights)
     out = running_sum(counts(graph, fanout, replace, None if weights is None else weights.drawable))
@@ -193,32 +170,21 @@ def sample_neighbors_triton(
     return drawn
 
 
-def _by_flags(graph: list[Tensor], fanout: int, key: int, source_id: Tensor | None, log2: Tensor | None):
+def _all_kept(
+    graph: list[Tensor], fanout: int, key: int, source_id: Tensor | None, log2: Tensor | None
+) -> sample.Sample:
     """All in-edges of the rows, or those that `keep_kernel` keeps."""
     indptr, indices, rows, _ = graph
     ends = running_sum(counts(graph, -1))
-    n_in, n, kept, out = int(ends[-1]), rows.numel(), None, ends
-    if source_id is not None or log2 is not None:
-        spec, keep = (
-            KEEP if log2 is None else KEEP_DRAWABLE,
-            torch.empty(n_in, dtype=torch.int8, device=rows.device),
-        )
-        launch(
-            spec, config_of(spec, 1, rows.device), (triton.cdiv(n_in, BLOCK),), indptr, indices, rows, ends,
-            source_id, log2, keep, n, n_in, fanout, key, n.bit_length(),
-        )  # fmt: skip
-        kept = torch.nonzero(keep).view(-1)
-        out = torch.searchsorted(kept, ends)
-    spec, drawn = (
-        FILL if kept is None else FILL_KEPT,
-        edges_of(graph, out, n_in if kept is None else kept.numel()),
-    )
-    n_edges = drawn.src.numel()
-    launch(
-        spec, config_of(spec, 1, rows.device), (triton.cdiv(n_edges, BLOCK),), indptr, indices, rows, ends, kept,
-        drawn.src, drawn.position, drawn.edge, n, n_edges, n.bit_length(),
+    if source_id is None and log2 is None:
+        return by_flags(graph, ends, None)
+    n_in, n = int(ends[-1]), rows.numel()
+    keep = torch.empty(n_in, dtype=torch.int8, device=rows.device)
+    launch_flat(
+        KEEP if log2 is None else KEEP_DRAWABLE, n_in, indptr, indices, rows, ends, source_id, log2, keep,
+        n, n_in, fanout, key, n.bit_length(),
     )  # fmt: skip
-    return drawn
+    return by_flags(graph, ends, keep)
 
 
 def launch_rows(
@@ -240,21 +206,13 @@ def _keep(name: str, source_id: torch.dtype | None, log2: torch.dtype | None) ->
     return spec_of(name, keep_kernel, tensors, "n_rows n_edges fanout key steps", {}, BLOCKS)
 
 
-def _fill(name: str, kept: torch.dtype | None) -> KernelSpec:
-    outputs = {name: kind for name, kind in OUTPUTS.items() if name != "out"}
-    tensors = {**OF_GRAPH, "rows": WIDE, "ends": WIDE, "kept": kept, **outputs}
-    return spec_of(name, fill_kernel, tensors, "n_rows n_edges steps", {}, BLOCKS)
-
-
 def _replace(name: str, running: torch.dtype | None) -> KernelSpec:
     tensors = {**OF_ROWS, "running": running, **OUTPUTS}
-    tiles = TILES if running is None else tile_configs((256, 512, 128), 4)  # 512 spill on sm_80
+    tiles = TILES if running is None else tile_configs((256, 512, 128), 4)
     return spec_of(name, replace_kernel, tensors, "n_rows fanout key", {}, tiles)
 
 
 KEEP, KEEP_DRAWABLE = _keep("sample_labor", WIDE, None), _keep("sample_drawable", None, torch.int32)
-FILL, FILL_KEPT = _fill("sample_fill", None), _fill("sample_fill_kept", WIDE)
 REPLACE, REPLACE_WEIGHTED = _replace("sample_replace", None), _replace("sample_replace_weighted", WIDE)
 FLOYD = spec_of("sample_floyd", floyd_kernel, {**OF_ROWS, **OUTPUTS}, "n_rows fanout key", {}, TILES)
-SPECS = (COUNT, COUNT_DRAWABLE, KEEP, KEEP_DRAWABLE, FILL, FILL_KEPT, REPLACE, REPLACE_WEIGHTED, FLOYD)
-SPECS += sample_weighted_triton.SPECS
+SPECS = (KEEP, KEEP_DRAWABLE, REPLACE, REPLACE_WEIGHTED, FLOYD)

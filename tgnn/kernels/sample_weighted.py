@@ -6,6 +6,10 @@ smallest keys: the first is edge e with probability w / sum of w, and so on amon
 numbers (fixed_log.py); equal ones go by position. With replacement each draw takes the edge in whose share of the
 running sum of weights a random number falls. Edges of weight 0 are never drawn.
 
+An edge e drawn with probability w_e / W, W the sum of its row's d weights, carries the weight W / d: its expectation
+sum_e (w_e / W) (W / d) x_e = (sum_e w_e x_e) / d is the mean over all in-edges, and so is that of a mean of K draws
+with replacement. Its own weight would count twice. Without replacement the mean is biased, towards W / d times x's.
+
 Example: weights 0, 2, 2: K = 2 draws positions 1 and 2; K = 1 either with probability 1/2.
 """
 
@@ -41,13 +45,15 @@ SUM_BITS = 62
 class DrawWeights:
     """Edge weights as sampling reads them, made once per graph by `DrawWeights.of`.
 
-    log2 [E] int32: logarithm with 23 fraction bits, `fixed_log.NEVER` for weight 0; drawable [N] int64: in-edges of
-    positive weight; running [E] int64: sum of the row's weights up to this edge, scaled row by row; None unless edges
-    are drawn with replacement.
+    weight [E]: the weights themselves; log2 [E] int32: logarithm with 23 fraction bits, `fixed_log.NEVER` for weight 0;
+    drawable [N] int64: in-edges of positive weight; mean [N] float32: mean weight of all in-edges; running [E] int64:
+    sum of the row's weights up to this edge, scaled row by row; None unless edges are drawn with replacement.
     """
 
+    weight: Tensor
     log2: Tensor
     drawable: Tensor
+    mean: Tensor
     running: Tensor | None = None
 
     @classmethod
@@ -55,6 +61,7 @@ class DrawWeights:
         """Of a CSR's weights ([E] float32). Raises UserError for a negative, infinite or missing (NaN) weight."""
         log2 = torch.empty(weight.shape, dtype=torch.int32, device=weight.device)
         drawable = torch.empty(indptr.numel() - 1, dtype=torch.int64, device=weight.device)
+        mean = torch.empty(drawable.shape, dtype=torch.float32, device=weight.device)
         running = torch.empty(weight.shape, dtype=torch.int64, device=weight.device) if replace else None
         for rows, edges in edge_chunks(indptr, 1):
             some = weight[edges].to(torch.float32)
@@ -66,9 +73,27 @@ class DrawWeights:
             ends = indptr[rows.start : rows.stop + 1] - edges.start
             log2[edges] = log2_weight(some)
             drawable[rows] = _sums(some > 0, ends)[1]
+            # A column, as each of its segments is added in order on any device: equal in every partitioning.
+            total = torch.segment_reduce(some.to(torch.float64)[:, None], "sum", offsets=ends, axis=0)[:, 0]
+            mean[rows] = (total / ends.diff().clamp(min=1)).to(torch.float32)
             if running is not None:
                 running[edges] = _sums(_scaled(some, ends), ends)[0]
-        return cls(log2, drawable, running)
+        return cls(weight, log2, drawable, mean, running)
+
+    def of_drawn(self, rows: Tensor, fanout: int, indptr: Tensor, edge: Tensor) -> Tensor:
+        """Weights [n_edges] that the edges of a sample (indptr [n + 1], edge [n_edges]) of `rows` [n] carry.
+
+        The mean of the row's in-edges; the edge's own where all that can be drawn were taken, each once, as nothing
+        is estimated there.
+        """
+        own = self.weight.index_select(0, edge)
+        if fanout == -1:
+            return own
+        count = indptr.diff()
+        estimated = count > 0 if self.running is not None else count < self.drawable.index_select(0, rows)
+        row = torch.repeat_interleave(count, output_size=edge.numel())
+        mean = self.mean.index_select(0, rows).to(own.dtype)
+        return torch.where(estimated.index_select(0, row), mean.index_select(0, row), own)
 
 
 def _sums(values: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,9 @@ from tgnn.kernels.segment_triton import (
     Source,
     config_of,
     dense_rows,
-    elements,
     lanes,
     launch,
+    load_elements,
     pointers,
     row_tile_configs,
 )
@@ -61,14 +61,14 @@ def edge_dot_kernel(
         total = tl.zeros([EDGES, ROWS], WIDE)
         for left in tl.static_range(0, WIDTH, BLOCK_D):
             column = left + tl.arange(0, BLOCK_D)
-            if WIDTH % BLOCK_D == 0:
-                mask = live[:, None]
-                edge_mask = active[:, :, None]
-            else:
-                mask = live[:, None] & (column < WIDTH)[None, :]
-                edge_mask = active[:, :, None] & (column < WIDTH)[None, None, :]
-            place = elements(table, rest, number, head * WIDTH + column, n_prefix, STRIDE, REST_STRIDE)
-            value = tl.load(place, mask=edge_mask, other=0).to(WIDE)
+            inside = column < WIDTH
+            mask = live[:, None]
+            if WIDTH % BLOCK_D != 0:
+                mask = mask & inside[None, :]
+            value = load_elements(
+                table, rest, number, active, head * WIDTH + column, inside, n_prefix,
+                STRIDE, REST_STRIDE, WIDTH % BLOCK_D == 0, WIDE,
+            )  # fmt: skip
             mine = tl.load(own[:, None] + column[None, :], mask=mask, other=0).to(WIDE)
             product = value * mine[None, :, :]
             if winner is not None:

@@ -90,15 +90,43 @@ def lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE: tl.constexp
 
 
 @triton.jit
-def elements(table, rest, u, at, n_prefix, STRIDE: tl.constexpr, REST_STRIDE: tl.constexpr):
-    """[A, B, len(at)] pointers to columns `at` of row u [A, B] of `table`, from row n_prefix on of `rest`."""
+def columns(WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(head, column of all heads', which are there) of the second grid axis, (head, tile of columns)."""
+    TILES: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
+    head = tl.program_id(1) // TILES
+    column = tl.program_id(1) % TILES * BLOCK_D + tl.arange(0, BLOCK_D)
+    return head, head * WIDTH + column, column < WIDTH
+
+
+@triton.jit
+def store_sums(out, scratch, result, row, slot, live, at, inside, ROW_WIDTH: tl.constexpr):
+    """Columns `at` of each lane's result: to out if the lane has all edges of a row, else to its slot in scratch."""
+    mask = live[:, None] & inside[None, :]
+    place = out + row[:, None] * ROW_WIDTH + at[None, :]
+    tl.store(place, result.to(out.dtype.element_ty), mask=mask & (slot < 0)[:, None])
+    place = scratch + slot[:, None] * ROW_WIDTH + at[None, :]
+    tl.store(place, result, mask=mask & (slot >= 0)[:, None])
+
+
+@triton.jit
+def load_elements(
+    table, rest, u, active, at, inside, n_prefix,
+    STRIDE: tl.constexpr, REST_STRIDE: tl.constexpr, ALL_INSIDE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """[A, B, len(at)]: columns `at` of row u [A, B] of `table`, from row n_prefix on of `rest`, as WIDE.
+
+    0 where not `active` [A, B], or not `inside` [len(at)]; ALL_INSIDE: every column is.
+    """
     u = u.to(tl.int64)[:, :, None]
     at = at[None, None, :]
     place = table + u * STRIDE + at
     if rest is not None:
         # Chosen element by element: a choice between row starts would hide that columns lie side by side.
         place = tl.where(u < n_prefix, place, rest + (u - n_prefix) * REST_STRIDE + at)
-    return place
+    mask = active[:, :, None]
+    if not ALL_INSIDE:
+        mask = mask & inside[None, None, :]
+    return tl.load(place, mask=mask, other=0).to(WIDE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,14 +22,16 @@ from tgnn.kernels.segment_triton import (
     PIECE,
     Cut,
     Source,
+    columns,
     config_of,
     dense_rows,
-    elements,
     lanes,
     later_piece,
     launch,
+    load_elements,
     pointers,
     row_tile_configs,
+    store_sums,
     wide_type,
 )
 from tgnn.kernels.spmm_triton import SCALARS, SIZES, finish_configs, finish_sum, heads_of, source_of
@@ -74,12 +76,8 @@ def spmm_extreme_kernel(
 
     Example: indptr = [0, 2, 2], indices = [1, 2], table = [[1], [2], [5]]: max [[5], [0]], winners 1, none.
     """
-    TILES: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
     WIDE: tl.constexpr = scratch.dtype.element_ty
-    head = tl.program_id(1) // TILES
-    column = tl.program_id(1) % TILES * BLOCK_D + tl.arange(0, BLOCK_D)
-    inside = column < WIDTH
-    at = head * WIDTH + column
+    head, at, inside = columns(WIDTH, BLOCK_D)
     row, start, stop, slot, live = lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE, ROWS)
     best = tl.zeros([EDGES, ROWS, BLOCK_D], WIDE)
     place_of_best = tl.full([EDGES, ROWS, BLOCK_D], UNSET, tl.int32)
@@ -89,11 +87,9 @@ def spmm_extreme_kernel(
         active = e < stop[None, :]
         u = tl.load(indices + e, mask=active, other=0)
         number = u if rows is None else tl.load(rows + u, mask=active, other=0)
-        place = elements(table, rest, number, at, n_prefix, STRIDE, REST_STRIDE)
-        if WIDTH % BLOCK_D == 0:
-            value = tl.load(place, mask=active[:, :, None], other=0).to(WIDE)
-        else:
-            value = tl.load(place, mask=active[:, :, None] & inside[None, None, :], other=0).to(WIDE)
+        value = load_elements(
+            table, rest, number, active, at, inside, n_prefix, STRIDE, REST_STRIDE, WIDTH % BLOCK_D == 0, WIDE
+        )
         if weight is not None:
             value *= tl.load(weight + e * HEADS + head, mask=active, other=0).to(WIDE)[:, :, None]
         better = active[:, :, None] & (beats(value, best, MAXIMUM) | (place_of_best == UNSET))
@@ -157,12 +153,8 @@ def spmm_extreme_backward_kernel(
 
     Example: as in `spmm_extreme_kernel`, with grad = [[7], [9]]: out = [[0], [0], [7]].
     """
-    TILES: tl.constexpr = (WIDTH + BLOCK_D - 1) // BLOCK_D
     WIDE: tl.constexpr = scratch.dtype.element_ty
-    head = tl.program_id(1) // TILES
-    column = tl.program_id(1) % TILES * BLOCK_D + tl.arange(0, BLOCK_D)
-    inside = column < WIDTH
-    at = head * WIDTH + column
+    head, at, inside = columns(WIDTH, BLOCK_D)
     row, start, stop, slot, live = lanes(indptr, n_rows, n_edges, n_row_tiles, search_steps, PIECE, ROWS)
     total = tl.zeros([EDGES, ROWS, BLOCK_D], WIDE)
     for first in range(0, tl.max(stop - start, 0).to(tl.int32), EDGES):
@@ -182,12 +174,7 @@ def spmm_extreme_backward_kernel(
             value *= tl.load(weight + number * HEADS + head, mask=active, other=0).to(WIDE)[:, :, None]
         total += value
     result = tl.sum(total, 0)
-    whole = slot < 0
-    mask = live[:, None] & inside[None, :]
-    place = out + row[:, None] * (HEADS * WIDTH) + at[None, :]
-    tl.store(place, result.to(out.dtype.element_ty), mask=mask & whole[:, None])
-    place = scratch + slot[:, None] * (HEADS * WIDTH) + at[None, :]
-    tl.store(place, result, mask=mask & (slot >= 0)[:, None])
+    store_sums(out, scratch, result, row, slot, live, at, inside, HEADS * WIDTH)
 
 
 def _forward(

@@ -74,6 +74,7 @@ class KernelSpec:
     signature: (dtype, index dtype) -> {argument: Triton type, `*fp32`, `*i32`, `i64`, ... or `constexpr`}.
     constants: width -> the constexpr arguments that are no tiles.
     configs: width -> candidates; the first is the default.
+    float64_doubles: whether rows of float64, which fill twice the registers, take configurations of twice the width.
     """
 
     name: str
@@ -82,6 +83,11 @@ class KernelSpec:
     signature: Callable[[torch.dtype, torch.dtype], dict[str, str]]
     constants: Callable[[int], dict[str, Any]]
     configs: Callable[[int], tuple[Config, ...]]
+    float64_doubles: bool = False
+
+    def candidates(self, width: int, dtype: torch.dtype) -> tuple[Config, ...]:
+        """Configurations for rows of `width` elements of `dtype`; the first is the default."""
+        return self.configs(2 * width if self.float64_doubles and dtype == torch.float64 else width)
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ _trial: tuple[Mapping[str, Any], dict[str, Asked]] | None = None
 def _choice(name, spec, device, dtype, width, degree, choices):
     if _trial is not None:
         forced, asked = _trial
-        candidates = choices or spec.configs(width)
+        candidates = choices or spec.candidates(width, dtype)
         asked[key_of(name, dtype, width, degree)] = Asked(spec, dtype, width, degree, candidates)
         return forced.get(name, candidates[0])
     call = (name, device, dtype, width, degree_class(degree))
@@ -127,7 +133,7 @@ def _choice(name, spec, device, dtype, width, degree, choices):
 
 
 def _find(name, spec, device, dtype, width, degree, choices):
-    candidates = choices or spec.configs(width)
+    candidates = choices or spec.candidates(width, dtype)
     key = key_of(name, dtype, width, degree)
     for table in tables(device):
         if key in table.entries:

@@ -44,6 +44,8 @@ class DirectTable:
     Memory: five bytes per id of the range.
     """
 
+    BYTES_PER_ID = 5
+
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self._slot = torch.empty(size, dtype=torch.int32, device=device)
         self._flag = torch.zeros(size, dtype=torch.bool, device=device)
@@ -71,9 +73,22 @@ class DirectTable:
             rest = distinct[flag[distinct]]
         flag[rest] = False
         ids = torch.cat([first, rest])
-        self._slot.index_copy_(0, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))
+        self.number_as(ids)
         return ids
 
+    def distinct(self, ids: Tensor) -> Tensor:
+        """The distinct values of `ids` ([n], in range), ascending: int64 (one device sync)."""
+        if self._flag.numel() > SCAN_SLOTS_PER_ID * ids.numel():
+            return unique(ids).to(torch.int64)
+        self._flag[ids.to(torch.int64)] = True
+        found = true_places(self._flag)
+        self._flag[found] = False
+        return found
+
+    def number_as(self, ids: Tensor) -> None:
+        """Number distinct `ids` (int64 [k], in range) from 0 in the order given, for `lookup`."""
+        self._slot.index_copy_(0, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))
+
     def lookup(self, ids: Tensor) -> Tensor:
-        """The numbers of `ids` ([n]) as the last `number` gave them: int32 [n]."""
+        """The numbers of `ids` ([n]) as the last `number` or `number_as` gave them: int32 [n]."""
         return self._slot.index_select(0, ids)

@@ -113,7 +113,7 @@ class GATv2Conv(_Attention):
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations."""
         value = self._by_head(rows.all())
-        dst = self._by_head(self.fc_dst(rows.own[: block.n_dst]))
+        dst = self._by_head(self.fc_dst(rows.destinations(block)))
         drop, key = self._dropout(), rows.attention_key
         out = attention(
             block, value, "gatv2", value, dst, self.attn[0], slope=self.slope, dropout=drop, key=key

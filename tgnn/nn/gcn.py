@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tgnn.errors import wrong
 from tgnn.kernels.block import Block
-from tgnn.kernels.spmm import spmm
 from tgnn.nn.layer import Layer, Rows
 
 
@@ -44,15 +43,14 @@ class GCNConv(Layer):
         if block.degree_in is None or block.degree_out is None:
             do = "take the block from a tgnn.Loader, or set its degree_in and degree_out"
             raise wrong("GCNConv block", "no degrees", "the full graph's degrees", do)
-        x = rows.all()
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = torch.float64 if rows.local.dtype == torch.float64 else torch.float32
         from_source = block.degree_out.clamp(min=1).to(wide).rsqrt()
         at_destination = block.degree_in.clamp(min=1).to(wide).sqrt() / block.degrees.clamp(min=1)
         # Both factors go into the edges' weights: the sum is rounded once, also in half types.
         weight = from_source[block.indices] * at_destination[block.dst_rows]
         if block.weight is not None:
             weight = weight * block.weight
-        out = spmm(block, x, weight)
+        out = rows.aggregate(block, weight)
         if not self.projects_first:
             out = out @ self.weight
         return out if self.bias is None else out + self.bias

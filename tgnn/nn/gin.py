@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from tgnn.kernels.block import Block
-from tgnn.kernels.spmm import spmm
 from tgnn.nn.layer import Layer, Rows
 
 
@@ -32,5 +31,5 @@ class GINConv(Layer):
 
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations, [n_dst, out_features]."""
-        total = spmm(block, rows.all(), block.weight)
-        return self.mlp((1 + self.eps) * rows.own[: block.n_dst] + total)
+        total = rows.aggregate(block, block.weight)
+        return self.mlp((1 + self.eps) * rows.destinations(block) + total)

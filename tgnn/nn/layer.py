@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from tgnn.errors import wrong
 from tgnn.kernels.block import Block
+from tgnn.kernels.segment import HALF_TYPES
+from tgnn.kernels.spmm import spmm
 from tgnn.parallel.exchange import Halo
 from tgnn.sampling.minibatch import Stage, no_stage
 
@@ -18,8 +20,10 @@ from tgnn.sampling.minibatch import Stage, no_stage
 class Rows:
     """The source rows of a layer, some of them perhaps still on their way.
 
-    own [n_local, F]: the layer's input rows that this rank owns, as they were; the destinations are the first of them.
+    own [n_local, F]: the layer's input rows that this rank owns or has copies of, as they were; the destinations are
+    the first of them.
     local [n_local, D]: the same rows after `before_exchange`.
+    dst: the destinations' input rows, the first of `own`, where they are at hand.
     attention_key: key of the layer's attention dropout in this step.
     """
 
@@ -30,18 +34,44 @@ class Rows:
         halo: Halo | None = None,
         attention_key: int = 0,
         stage: Stage = no_stage,
+        dst: Tensor | None = None,
     ) -> None:
         self.own = own
+        self.dst = dst
         self.local = local
         self.attention_key = attention_key
         self._halo, self._stage = halo, stage
         self._all: Tensor | None = None
 
+    def destinations(self, block: Block) -> Tensor:
+        """The layer's input rows of the block's destinations: [n_dst, F]."""
+        return self.own[: block.n_dst] if self.dst is None else self.dst
+
+    def halo(self) -> Tensor | None:
+        """The halo rows, [n_src - n_local, D]; None where there is no exchange. Waits for them."""
+        if self._halo is None or not self._halo.exchanged:
+            return None
+        with self._stage("wait"):
+            return self._halo.wait()
+
+    def aggregate(self, block: Block, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+        """`spmm(block, self.all(), weight, reduce)` for `sum` and `mean`: local rows first, while the halo travels.
+
+        Half types wait for the halo: their sums are rounded once.
+        """
+        together = self._halo is None or not self._halo.exchanged or self._all is not None
+        if together or self.local.dtype in HALF_TYPES:
+            return spmm(block, self.all(), weight, reduce)
+        near, far = block.halves(len(self.local))
+        near_weight, far_weight = (None, None) if weight is None else (weight[near.edge], weight[far.edge])
+        out = spmm(near.block, self.local, near_weight)
+        out = out.add_(spmm(far.block, self.halo(), far_weight))
+        return out.div_(block.degrees.clamp(min=1).to(out.dtype)[:, None]) if reduce == "mean" else out
+
     def all(self) -> Tensor:
         """Local rows, then halo rows: [n_src, D]. Waits for the halo."""
         if self._all is None:
-            with self._stage("wait"):
-                halo = None if self._halo is None else self._halo.wait()
+            halo = self.halo()
             # An empty halo joins too where it wants a gradient: the backward exchange waits for every rank.
             alone = halo is None or (len(halo) == 0 and not halo.requires_grad)
             self._all = self.local if alone else torch.cat([self.local, halo])

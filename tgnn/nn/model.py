@@ -124,18 +124,22 @@ class GNN(nn.Module):
                 number, x, batch.ids[number], batch.dropout_key(rng.FEATURE_DROPOUT, number)
             )
             local = layer.before_exchange(x)
-            halo = start_exchange(batch.plans[number], local, batch.comm)
             block, key = batch.blocks[number], batch.dropout_key(rng.ATTENTION_DROPOUT, number)
-            out = layer(block, Rows(x, local, halo, key, batch.stage))
-            x = self.after_layer(number, out, x[: block.n_dst])
+            # What goes on as it is meets all its gradients in one place.
+            unchanged = local is x
+            head = block.n_dst if unchanged else 0
+            halo = start_exchange(batch.plans[number], local, batch.comm, batch.exchange_dtype, head=head)
+            own, x_dst = (halo.local, halo.head) if unchanged else (x, x[: block.n_dst])
+            out = layer(block, Rows(own, halo.local, halo, key, batch.stage, x_dst))
+            x = self.after_layer(number, out, x_dst)
         return x
 
     def _check_norm(self, batch: MiniBatch) -> None:
         # Ranks that sample alone meet the same hidden vertex several times: their common mean would count it as often.
         alone = self.training and batch.comm.ranks != current().ranks
         if alone and any(isinstance(module, SyncBatchNorm) for module in self.modules()):
-            do = "sample with parallel='split', or use layer norm"
-            raise wrong("batch norm", "a batch of data mode", "one that the ranks sampled together", do)
+            do = "sample with parallel='split' in one group, or use layer norm"
+            raise wrong("batch norm", "a batch of data mode or of replicas", "one that all ranks sampled together", do)
 
     def before_layer(self, number: int, x: Tensor, ids: Tensor, key: int) -> Tensor:
         """A layer's input rows with dropout while training: [n, F] -> [n, F]; ids [n] are original vertex ids."""

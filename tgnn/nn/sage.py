@@ -62,15 +62,20 @@ class SAGEConv(Layer):
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations, [n_dst, out_features]."""
         if self.fc_self is None:
-            return self._forward_gcn(block, rows.all())
-        out = self.fc_self(rows.own[: block.n_dst])
-        neighbours = spmm(block, rows.all(), block.weight, "mean" if self.aggregator == "mean" else "max")
+            return self._forward_gcn(block, rows)
+        # The destinations' own term needs no halo: it is computed while the rows travel.
+        out = self.fc_self(rows.destinations(block))
+        if self.aggregator == "mean":
+            neighbours = rows.aggregate(block, block.weight, "mean")
+        else:
+            neighbours = spmm(block, rows.all(), block.weight, "max")
         return out + (neighbours if self.projects_first else self.fc_neigh(neighbours))
 
-    def _forward_gcn(self, block: Block, x: Tensor) -> Tensor:
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        total = spmm(block, x, block.weight).to(wide) + x[: block.n_dst]
-        out = (total / (block.degrees + 1)[:, None]).to(x.dtype)
+    def _forward_gcn(self, block: Block, rows: Rows) -> Tensor:
+        local = rows.local
+        wide = torch.float64 if local.dtype == torch.float64 else torch.float32
+        total = rows.aggregate(block, block.weight).to(wide) + local[: block.n_dst]
+        out = (total / (block.degrees + 1)[:, None]).to(local.dtype)
         if not self.projects_first:
             out = self.fc_neigh(out)
         return out if self.bias is None else out + self.bias

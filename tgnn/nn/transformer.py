@@ -50,7 +50,7 @@ class TransformerConv(Layer):
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations."""
         key, value = rows.all().view(-1, 2, self.heads, self.head_features).unbind(1)
-        x_dst = rows.own[: block.n_dst]
+        x_dst = rows.destinations(block)
         query = self.lin_query(x_dst).view(-1, self.heads, self.head_features)
         drop = self.attention_dropout if self.training else 0.0
         message = attention(block, value, "dot", key, query, dropout=drop, key=rows.attention_key)

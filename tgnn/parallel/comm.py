@@ -79,6 +79,7 @@ class Comm:
         device: torch.device | str = "cpu",
         backend: str = "single",
         group: dist.ProcessGroup | None = None,
+        timeout: timedelta | None = None,
     ):
         self.rank = rank
         self.ranks = ranks
@@ -86,9 +87,49 @@ class Comm:
         self.backend = backend
         self.bytes_sent = 0
         self._group = group
+        self._timeout = timeout
+        self._replicas: dict[int, Comm] = {}
 
     def __repr__(self) -> str:
         return f"Comm(rank={self.rank}, ranks={self.ranks}, device={self.device}, backend={self.backend})"
+
+    def replica(self, replicas: int) -> Comm:
+        """This rank's group where consecutive ranks form `replicas` groups of equal size; made once. Collective.
+
+        Its `rank` and `ranks` count inside the group. Raises `UserError` where the groups would be uneven.
+        """
+        if replicas < 1 or self.ranks % replicas:
+            do = f"use a multiple of {max(replicas, 1)} ranks"
+            raise wrong("replicas", f"{replicas} for {self.ranks} ranks", "groups of equal size", do)
+        if replicas == 1:
+            return self
+        if replicas not in self._replicas:
+            size = self.ranks // replicas
+            mine = self.rank // size
+            # Every rank makes every group, in the same order.
+            groups = [self._subgroup(range(first, first + size)) for first in range(0, self.ranks, size)]
+            backend = self.backend if size > 1 else "single"
+            self._replicas[replicas] = Comm(
+                self.rank - mine * size, size, self.device, backend, groups[mine], self._timeout
+            )
+        return self._replicas[replicas]
+
+    def duplicate(self) -> Comm:
+        """The same ranks with queues of their own, so that two streams do not wait for each other. Collective.
+
+        On one rank and on gloo, where collectives queue in any case, this very `Comm`.
+        """
+        if self.backend != "nccl":
+            return self
+        members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        group = dist.new_group(members, timeout=self._timeout, use_local_synchronization=True)
+        return Comm(self.rank, self.ranks, self.device, self.backend, group, self._timeout)
+
+    def _subgroup(self, members: range) -> dist.ProcessGroup | None:
+        if len(members) == 1:
+            return None
+        with _named("making groups of ranks", self.rank):
+            return dist.new_group(list(members), timeout=self._timeout)
 
     def all_to_all_counts(self, counts: Sequence[int]) -> list[int]:
         """Send `counts[q]` to every rank q; return the P ints sent here, in rank order. One device sync."""
@@ -293,7 +334,7 @@ def initialise(
             rank=rank,
             device_id=device if backend == "nccl" else None,
         )
-    _current = Comm(rank, ranks, device, backend)
+    _current = Comm(rank, ranks, device, backend, timeout=timeout)
     return _current
 
 

@@ -67,81 +67,147 @@ class ExchangePlan:
 
 
 class Halo:
-    """Rows on their way here; `wait()` gives them."""
+    """Rows on their way here, and the rows they come beside.
 
-    def __init__(self, received: Tensor, work: Work | None, dtype: torch.dtype):
-        self._received = received
-        self._work = work
-        self._dtype = dtype
+    local [n, ...]: the rows that were given, and `head` the first of them. Whoever uses these instead of the tensor
+    given leaves one sum of gradients to do instead of one a use.
+    """
+
+    def __init__(self, journey: _Journey, local: Tensor, head: Tensor, ticket: Tensor | None) -> None:
+        self.local, self.head = local, head
+        self.exchanged = journey.exchanged
+        """Whether there are other ranks, whose backward waits for this one's (also where no row comes from them)."""
+        self._journey, self._ticket = journey, ticket
+        self._rows: Tensor | None = None
 
     def wait(self) -> Tensor:
         """[n_halo, ...] in x's dtype, grouped by owner in rank order; may be called again."""
-        if self._work is not None:
-            self._work.wait()
-            self._received, self._work = self._received.to(self._dtype), None
-        return self._received
+        if self._rows is None:
+            journey, ticket = self._journey, self._ticket
+            self._rows = journey.arrive() if ticket is None else _Receive.apply(ticket, journey)
+        return self._rows
 
 
 def start_exchange(
-    plan: ExchangePlan, x: Tensor, comm: Comm | None = None, dtype: torch.dtype | None = None
+    plan: ExchangePlan, x: Tensor, comm: Comm | None = None, dtype: torch.dtype | None = None, *, head: int = 0
 ) -> Halo:
     """Start bringing halo rows in; a collective on more than one rank.
 
     Args:
         plan: who gets which rows.
-        x: [n_local, ...] the owned rows. Whether it requires grad must be the same on every rank: if it does,
-            backward is a collective too, and each rank's loss must depend on its halo (also on an empty one).
+        x: [n, ...] with the plan's n_local owned rows first; further rows stay here. Whether it requires grad must be
+            the same on every rank: if it does, backward is a collective too, and each rank's loss must depend on
+            its rows.
         comm: `current()` by default.
         dtype: floating type of the rows on the wire, both ways (e.g. bfloat16); x's own by default. Gradients
             are summed in x's dtype, half types in float32.
+        head: first rows of x that `Halo.head` gives.
 
     Returns:
         A `Halo`: other work may be done before its `wait()`.
     """
     comm = comm or current()
-    if len(x) != plan.n_local:
+    if len(x) < plan.n_local:
         raise ValueError(f"start_exchange: got {len(x)} rows, expected the plan's {plan.n_local}")
     wire = dtype or x.dtype
     if not wire.is_floating_point and wire != x.dtype:
         raise ValueError(f"start_exchange: got dtype {wire} for rows of {x.dtype}, expected a floating type")
-    if comm.ranks == 1 and plan.n_halo == 0:
-        return Halo(x.new_empty((0, *x.shape[1:])), None, x.dtype)
-    started: list[Work] = []
-    received = _Exchange.apply(x, plan, comm, wire, started)
-    return Halo(received, started[0], x.dtype)
+    journey = _Journey(plan, comm, wire, x)
+    if x.requires_grad and torch.is_grad_enabled():
+        return Halo(journey, *_Gather.apply(x, journey, head))
+    return Halo(journey, x, x[:head], None)
 
 
-class _Exchange(torch.autograd.Function):
-    """Forward starts the all-to-all, leaves its `Work` in `started`: to be waited for before a read."""
+class _Journey:
+    """Rows that travel to their requesters, and later their gradients that travel back."""
+
+    def __init__(self, plan: ExchangePlan, comm: Comm, wire: torch.dtype, x: Tensor) -> None:
+        self.plan, self.comm, self.wire = plan, comm, wire
+        self.dtype, self.shape = x.dtype, x.shape[1:]
+        self.exchanged = comm.ranks > 1 or plan.n_halo > 0
+        self._returned: Tensor | None = None
+        self._work: Work | None = None
+        self._received = x.new_empty((0, *self.shape))
+        if self.exchanged:
+            rows = x.detach().index_select(0, plan.send_rows.to(x.device)).to(wire)
+            self._received, self._work = comm.all_to_all_rows(
+                rows, plan.send_counts, plan.recv_counts, async_op=True
+            )
+
+    def arrive(self) -> Tensor:
+        """The rows, once they are here."""
+        if self._work is not None:
+            self._work.wait()
+        received, self._received, self._work = self._received, None, None
+        return received.to(self.dtype)
+
+    def send_back(self, grad: Tensor | None) -> None:
+        """Start the gradients' way back; None stands for zeros."""
+        if grad is None:
+            grad = torch.zeros((self.plan.n_halo, *self.shape), dtype=self.wire, device=self.comm.device)
+        self._returned, self._work = self.comm.all_to_all_rows(
+            grad.to(self.wire), self.plan.recv_counts, self.plan.send_counts, async_op=True
+        )
+
+    def add_returned(self, total: Tensor) -> None:
+        """Add what came back to the owned rows' gradient, requester by requester in rank order."""
+        if not self.exchanged:
+            return
+        if self._work is None:  # this rank's loss did not need its halo, but others wait
+            self.send_back(None)
+        self._work.wait()
+        rows, returned, first = self.plan.send_rows.to(total.device), self._returned.to(total.dtype), 0
+        self._returned = self._work = None
+        for count in self.plan.send_counts:
+            # Rows are unique inside one requester's group: no two additions meet, so the order of sums is
+            # fixed.
+            if count:
+                total.index_add_(0, rows[first : first + count], returned[first : first + count])
+            first += count
+
+
+class _Gather(torch.autograd.Function):
+    """All uses of the given rows: as local rows, as the first of them, as what travels (the ticket).
+
+    Its backward comes after that of all of them, so the reverse exchange hides behind the local rows' backward.
+    """
 
     @staticmethod
-    def forward(
-        ctx, x: Tensor, plan: ExchangePlan, comm: Comm, wire: torch.dtype, started: list[Work]
-    ) -> Tensor:
-        rows = x.index_select(0, plan.send_rows.to(x.device)).to(wire)
-        received, work = comm.all_to_all_rows(rows, plan.send_counts, plan.recv_counts, async_op=True)
-        started.append(work)
-        ctx.plan, ctx.comm, ctx.shape, ctx.dtype = plan, comm, x.shape, x.dtype
-        return received
+    def forward(ctx, x: Tensor, journey: _Journey, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.journey, ctx.head, ctx.shape = journey, head, x.shape
+        ctx.set_materialize_grads(False)
+        return x.view_as(x), x[:head], x.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_local: Tensor | None, grad_head: Tensor | None, ticket: Tensor | None):
+        journey = ctx.journey
+        wide = torch.float32 if journey.dtype in (torch.float16, torch.bfloat16) else journey.dtype
+        if grad_local is None:
+            total = torch.zeros(ctx.shape, dtype=wide, device=journey.comm.device)
+        else:  # it may belong to another node as well
+            total = grad_local.to(wide, copy=True)
+        if grad_head is not None:
+            total[: ctx.head] += grad_head
+        journey.add_returned(total)
+        return total.to(journey.dtype), None, None
+
+
+class _Receive(torch.autograd.Function):
+    """What arrives; the backward starts the gradients' way back and leaves the wait to `_Gather`."""
+
+    @staticmethod
+    def forward(ctx, ticket: Tensor, journey: _Journey) -> Tensor:
+        ctx.journey = journey
+        return journey.arrive()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        plan, comm = ctx.plan, ctx.comm
-        returned, work = comm.all_to_all_rows(grad, plan.recv_counts, plan.send_counts, async_op=True)
-        # Zeroing the table hides behind the exchange.
-        wide = torch.float32 if ctx.dtype in (torch.float16, torch.bfloat16) else ctx.dtype
-        total = torch.zeros(ctx.shape, dtype=wide, device=grad.device)
-        rows = plan.send_rows.to(grad.device)
-        work.wait()
-        first = 0
-        for count in plan.send_counts:
-            # Rows are unique inside one requester's group: no two additions meet, so the order of sums is
-            # fixed.
-            if count:
-                total.index_add_(0, rows[first : first + count], returned[first : first + count].to(wide))
-            first += count
-        return total.to(ctx.dtype), None, None, None, None
+        journey = ctx.journey
+        if journey.exchanged:
+            journey.send_back(grad)
+        return torch.empty(0, dtype=journey.dtype, device=grad.device), None
 
 
 def all_reduce_gradients(

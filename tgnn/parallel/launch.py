@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from tgnn.errors import ReportedError, UserError, wrong
+from tgnn.parallel.allocator import keep_freed_memory
 from tgnn.parallel.comm import (
     current,
     initialise,
@@ -65,7 +66,8 @@ def launch(
     this process is a rank already: it joins the others, and gets its own return value.
 
     SIGINT and SIGTERM are passed on to the ranks once, as SIGTERM, and `fn` may handle it and return early; a
-    second SIGINT kills them. Only rank 0's return value comes back; it is pickled.
+    second SIGINT kills them. Only rank 0's return value comes back; it is pickled. A rank's process keeps memory that
+    was freed (`allocator.py`).
 
     Args:
         fn, args: picklable, so `fn` is defined at the top of a module. A script guards its call of `launch`
@@ -138,6 +140,7 @@ def _threads(threads: int | None) -> Iterator[None]:
 
 def _run_here(fn: Callable[..., Any], args: tuple, device: str, threads: int | None) -> Any:
     """One rank, in this process."""
+    keep_freed_memory()
     initialise(device=rank_device(device, 0, 1))
     try:
         with _threads(threads):
@@ -150,6 +153,7 @@ def _join_torchrun(
     fn: Callable[..., Any], args: tuple, device: str, timeout: float, threads: int | None
 ) -> Any:
     """This process is one of torchrun's ranks. After a fault torchrun ends all of them."""
+    keep_freed_memory()
     initialise_from_env(device, timeout)
     with _threads(threads):
         value = fn(*args)

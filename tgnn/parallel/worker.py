@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tgnn.errors import UserError
+from tgnn.parallel.allocator import keep_freed_memory
 from tgnn.parallel.comm import CommError, initialise, shutdown
 
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +67,7 @@ def run_job(job: Job, pipe: Connection) -> None:
     try:
         if job.threads is not None:
             torch.set_num_threads(job.threads)
+        keep_freed_memory()
         fn, args = pipe.recv()
         use_loopback()
         initialise(job.rank, job.ranks, job.device, job.init_method, job.timeout)

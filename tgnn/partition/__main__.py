@@ -13,10 +13,14 @@ from typing import Any
 from tgnn.data.load import load
 from tgnn.data.options import DataOptions
 from tgnn.errors import run_command, wrong
-from tgnn.partition.assign import METHODS, assign, estimated_bytes
-from tgnn.partition.report import format_report, report
+from tgnn.partition.assign import METHODS, estimated_bytes
+from tgnn.partition.report import format_report
 from tgnn.partition.store import check_target, store_bytes, write_store
+from tgnn.partition.undirected import is_symmetric
+from tgnn.sampling.samplers import SAMPLERS, check_sampler
+from tgnn.training.config import parse_fanouts
 from tgnn.training.flags import Parser, add_flags, option, options_from_args
+from tgnn.training.partitioning import PresampleOptions, partitioned
 
 LARGE_BYTES = 1 << 30
 
@@ -29,6 +33,16 @@ class PartitionOptions:
     out: str | None = option(None, "folder of the store to write (required)")
     partitioner: str = option("lp", "how vertices are dealt to parts", choices=METHODS)
     seed: int = option(0, "seed of the partitioner")
+    presample: int = option(
+        1,
+        "epochs sampled before, whose work is balanced and exchange kept low; 0, or no training vertices: in-edges",
+    )
+    fanouts: tuple[int, ...] = option(
+        (10, 10), "fanouts of the runs to come, seeds outward; -1 or all: every in-edge", parse=parse_fanouts
+    )
+    batch_size: int = option(1024, "their seeds per step over all ranks")
+    sampler: str = option("uniform", "how they draw in-edges", choices=SAMPLERS)
+    replace: bool = option(False, "they draw in-edges with replacement")
     overwrite: bool = option(False, "replace an existing store at --out")
 
     def __post_init__(self) -> None:
@@ -38,6 +52,23 @@ class PartitionOptions:
             )
         if not self.out:
             raise wrong("--out", "no folder", "a folder for the store", "give --out STORE")
+        if self.presample < 0:
+            raise wrong("--presample", self.presample, "0 or more epochs", "write 0 for none")
+        if self.presample and (self.batch_size < 1 or not self.fanouts or min(self.fanouts) < -1):
+            got = f"--fanouts {','.join(map(str, self.fanouts))} --batch-size {self.batch_size}"
+            raise wrong(
+                "presampling", got, "fanouts of -1 or more and a positive batch", "correct the number"
+            )
+        check_sampler(self.sampler, self.replace)
+
+    def presampling(self) -> PresampleOptions | None:
+        """What to presample, None for nothing."""
+        if not self.presample:
+            return None
+        return PresampleOptions(
+            fanouts=self.fanouts, batch_size=self.batch_size, sampler=self.sampler, replace=self.replace,
+            epochs=self.presample,
+        )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,23 +78,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_target(path, options.overwrite)
     dataset = load(data, data_options)
     graph = dataset.graph
-    _announce(graph.num_vertices, graph.num_edges, options.partitioner, store_bytes(dataset))
-    part_of = assign(dataset, options.parts, options.partitioner, options.seed, progress=True)
-    found = report(dataset, part_of, options.parts)
+    symmetric = options.partitioner == "lp" and is_symmetric(graph)
+    _announce(graph.num_vertices, graph.num_edges, options.partitioner, store_bytes(dataset), symmetric)
+    presampling = options.presampling()
+    made = partitioned(dataset, options.parts, options.partitioner, options.seed, presampling, progress=True)
     made_how = {
         "data": data,
         "partitioner": options.partitioner,
         "parts": options.parts,
         "seed": options.seed,
+        "presample": None if made.hotness is None else presampling.as_dict(),
     }
     try:
         store = write_store(
             dataset,
-            part_of,
+            made.part_of,
             path,
             made_how,
-            found,
+            made.report,
             progress=True,
+            presampled=made.hotness,
             num_parts=options.parts,
             overwrite=options.overwrite,
         )
@@ -73,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ) from error
     sizes = f"{graph.num_vertices:,} vertices, {graph.num_edges:,} in-edges"
     print(f"{dataset.name}: {sizes}, {options.parts} parts")
-    print(format_report(found))
+    print(format_report(made.report))
     print(f"store: {store.path}")
 
 
@@ -93,9 +127,11 @@ def _parse(argv: Sequence[str] | None) -> tuple[str, DataOptions, PartitionOptio
     return args.data, DataOptions(**options_from_args(args, DataOptions)), options
 
 
-def _announce(num_vertices: int, num_edges: int, partitioner: str, stored_bytes: int) -> None:
+def _announce(
+    num_vertices: int, num_edges: int, partitioner: str, stored_bytes: int, symmetric: bool = False
+) -> None:
     """Before long work: what it will take, on stderr."""
-    needed = stored_bytes + estimated_bytes(num_vertices, num_edges, partitioner)
+    needed = stored_bytes + estimated_bytes(num_vertices, num_edges, partitioner, symmetric)
     if needed >= LARGE_BYTES:
         print(
             f"partitioning {num_vertices:,} vertices and {num_edges:,} in-edges with {partitioner}: about "

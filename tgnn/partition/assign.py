@@ -11,19 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from tqdm import tqdm
 
 from tgnn.errors import wrong
 from tgnn.partition.balance import part_caps
-from tgnn.partition.label_propagation import label_propagation
+from tgnn.partition.edge_factors import EdgeFactors
+from tgnn.partition.label_propagation import LARGE, label_propagation
 from tgnn.partition.metis import metis
-from tgnn.partition.undirected import undirected
+from tgnn.partition.refine import rebalance, refine
+from tgnn.partition.undirected import Mirrored, Undirected, sketch, undirected
 
 METHODS = ("lp", "metis", "random")
 SLACK = 1.05
 MOST_EMPTY_PARTS = 1024
 SLACK_EVALUATION = 1.10
+# Of each row of a large graph so many entries are enough to find its communities; the last refinement sees all.
+SKETCH_ENTRIES = 8
 
 
 def assign(
@@ -36,7 +39,7 @@ def assign(
     val: np.ndarray | None = None,
     test: np.ndarray | None = None,
     vertex_weight: np.ndarray | None = None,
-    edge_weight: np.ndarray | None = None,
+    edge_weight: np.ndarray | EdgeFactors | None = None,
     progress: bool = False,
 ) -> np.ndarray:
     """The part of every vertex of `data`, a Graph or a Dataset (whose splits are taken unless given here):
@@ -45,8 +48,9 @@ def assign(
     `num_parts` >= 1; more parts than vertices (up to 1024) leave parts empty. `method` is "lp" (label
     propagation, built in), "metis" (needs pymetis) or "random". `train`, `val`, `test`: id arrays.
     `vertex_weight` [N] or [N, k], non-negative: the work of a vertex, each column balanced by itself (default: its
-    in-edges). `edge_weight` [E] in in-edge order, non-negative: what cutting an edge costs (default: 1; the
-    graph's own edge weights play no part). The same arguments give the same answer everywhere. `progress` shows a bar
+    in-edges). `edge_weight`: what cutting an edge costs, [E] in in-edge order and non-negative, or
+    EdgeFactors (default: 1; the graph's own edge weights play no part). The same
+    arguments give the same answer everywhere. `progress` shows a bar
     where stderr is a terminal and the work lasts.
 
     Each balanced quantity stays within 1.05 times its mean per part (1.10 for val and test) where single
@@ -72,16 +76,23 @@ def assign(
     if method == "random":
         return _random(kind, num_parts, seed)
     weights, caps = _constraints(graph, kind, _checked_weight(vertex_weight, n, "vertex_weight"), num_parts)
-    matrix = undirected(graph, _checked_weight(edge_weight, graph.num_edges, "edge_weight", most_axes=1))
+    if not isinstance(edge_weight, EdgeFactors):
+        edge_weight = _checked_weight(edge_weight, graph.num_edges, "edge_weight", most_axes=1)
+    matrix = undirected(graph, edge_weight)
     hidden = None if progress else True
     with tqdm(desc=f"partitioning ({method})", unit=" levels", leave=False, delay=2, disable=hidden) as bar:
         return _cut(matrix, weights, caps, kind, num_parts, method, seed, bar.update)
 
 
-def estimated_bytes(num_vertices: int, num_edges: int, method: str) -> int:
-    """About how much memory `assign` and `report` take at their peak beside the graph itself."""
+def estimated_bytes(num_vertices: int, num_edges: int, method: str, symmetric: bool = False) -> int:
+    """About how much memory `assign` and `report` take at their peak beside the graph itself.
+
+    `symmetric`: every edge has its reverse, which spares `lp` the undirected copy.
+    """
     if method == "random":
         return 64 * num_vertices
+    if method == "lp" and symmetric:
+        return 160 * num_vertices + 8 * min(SKETCH_ENTRIES * num_vertices, num_edges)
     return 160 * num_vertices + (40 if method == "lp" else 72) * num_edges
 
 
@@ -148,7 +159,7 @@ def _random(kind: np.ndarray, num_parts: int, seed: int) -> np.ndarray:
 
 
 def _cut(
-    matrix: sp.csr_matrix,
+    matrix: Undirected,
     weights: np.ndarray,
     caps: np.ndarray,
     kind: np.ndarray,
@@ -164,12 +175,32 @@ def _cut(
     # Self-loops weigh 0 in the undirected view, so a vertex with nothing else counts as isolated.
     has_neighbour = np.asarray(matrix.sum(axis=1)).ravel() > 0
     connected, isolated = np.flatnonzero(has_neighbour), np.flatnonzero(~has_neighbour)
-    if len(connected):
+    # METIS cannot leave a part empty.
+    by_metis = method == "metis" and num_parts <= len(connected)
+    is_sketched = not by_metis and len(connected) > LARGE
+    if is_sketched:
+        rows = sketch(matrix, connected, SKETCH_ENTRIES, np.random.default_rng(seed))
+        part_of[connected] = label_propagation(
+            rows, weights[:, connected], caps, num_parts, seed, step, one_sided=True
+        )
+        del rows
+    elif len(connected):
+        whole = matrix.to_csr() if isinstance(matrix, Mirrored) else matrix
+        inner = weights
         if len(isolated):
-            matrix, weights = matrix[connected][:, connected], weights[:, connected]
-        # METIS cannot leave a part empty.
-        cut = metis if method == "metis" and num_parts <= len(connected) else label_propagation
-        part_of[connected] = cut(matrix, weights, caps, num_parts, seed, step)
+            whole, inner = whole[connected][:, connected], weights[:, connected]
+        part_of[connected] = (metis if by_metis else label_propagation)(
+            whole, inner, caps, num_parts, seed, step
+        )
+    _deal(part_of, isolated, kind, num_parts)
+    if is_sketched:
+        rebalance(matrix, part_of, weights, caps, num_parts)
+        refine(matrix, part_of, weights, caps, num_parts)
+    return part_of
+
+
+def _deal(part_of: np.ndarray, isolated: np.ndarray, kind: np.ndarray, num_parts: int) -> None:
+    """Give the `isolated` vertices to the parts that lack their kind most, in place."""
     for number in range(4):
         same_kind = isolated[kind[isolated] == number]
         counted = part_of[(part_of >= 0) & ((kind == number) | (number == 3))]
@@ -177,7 +208,6 @@ def _cut(
         vertices = np.bincount(part_of[part_of >= 0], minlength=num_parts)
         shares = _level(load, vertices, len(same_kind))
         part_of[same_kind] = np.repeat(np.arange(num_parts, dtype=np.int32), shares)
-    return part_of
 
 
 def _level(load: np.ndarray, then: np.ndarray, amount: int) -> np.ndarray:

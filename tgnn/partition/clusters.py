@@ -45,9 +45,11 @@ def cluster(
         label_group[label] = group
         wish, gain = _wishes(matrix, label, rng.random(count, dtype=np.float32), label_group)
         movers = np.flatnonzero(gain > 0)
-        room = caps[:, None] - loads(label, weights, count)
+        room = loads(label, weights, count)
+        np.subtract(caps[:, None], room, out=room)
         accepted = movers[Requests(wish[movers], gain[movers]).within(weights[:, movers], room)]
         label[accepted] = wish[accepted]
+        del room
         label, count = compact(label)
         if len(accepted) <= SETTLED * n:
             break

@@ -58,20 +58,26 @@ def label_propagation(
     num_parts: int,
     seed: int,
     step: Callable[[], Any] = lambda: None,
+    one_sided: bool = False,
 ) -> np.ndarray:
     """Cut the undirected graph `matrix` into `num_parts` parts: int32 [n].
 
     `weights` float [k, n], most important constraint first; `caps` [k] per part. A cap is passed only where
-    no move found leads below it.
+    no move found leads below it. `one_sided`: the graph is the sum of `matrix` and its transpose, and only its first
+    contraction is refined; the caller refines further.
     """
     rng = np.random.default_rng(seed)
     whole = Problem(matrix, weights, caps, num_parts, step)
     contracted = _contracted(whole, None, rng) if matrix.shape[0] > LARGE else None
-    problem = contracted[0] if contracted else whole
+    problem, label = contracted or (whole, None)
+    if one_sided:
+        problem = problem._replace(matrix=sp.csr_matrix(problem.matrix + problem.matrix.T))
     part_of = None
     for _ in range(CYCLES):
         part_of = _cycle(problem, part_of, rng)
-    return _back(whole, part_of[contracted[1]]) if contracted else part_of
+    if label is None:
+        return part_of
+    return part_of[label] if one_sided else _back(whole, part_of[label])
 
 
 def _cycle(problem: Problem, part_of: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:

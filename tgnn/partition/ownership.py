@@ -2,7 +2,7 @@
 
 *original* ids are the user's. *new* ids number the vertices part by part: part p owns the new ids
 `[offsets[p], offsets[p+1])`. A *local* row is a new id minus its part's offset. Inside a part vertices are in
-ascending original id.
+descending hotness where that is known, else (and among equals) in ascending original id.
 
 Owners are found by a binary search in P + 1 offsets, so no table of N entries travels to the ranks.
 """
@@ -113,16 +113,18 @@ def _is_tensor(ids: Any) -> bool:
 
 
 def ownership_from_assignment(
-    part_of: np.ndarray, num_parts: int | None = None
+    part_of: np.ndarray, num_parts: int | None = None, hotness: np.ndarray | None = None
 ) -> tuple[Ownership, np.ndarray, np.ndarray]:
-    """Number the vertices part by part, in ascending original id inside each part.
+    """Number the vertices part by part, inside each part by descending `hotness`, then ascending original id.
 
     `part_of` integer [N]: part of each original id; `num_parts` counts empty last parts too (default: largest
-    part + 1, at least 1). Returns (ownership, original_of_new int64 [N], new_of_original int64 [N]). Raises
-    UserError where a part is outside [0, num_parts).
+    part + 1, at least 1); `hotness` [N], finite (default: all alike). Returns (ownership, original_of_new
+    int64 [N], new_of_original int64 [N]). Raises UserError where a part is outside [0, num_parts).
 
     >>> ownership_from_assignment(np.array([1, 0, 1, 0]))
     (Ownership(offsets=[0, 2, 4]), array([1, 3, 0, 2]), array([2, 0, 3, 1]))
+    >>> ownership_from_assignment(np.array([1, 0, 1, 0]), hotness=np.array([0.0, 2.0, 1.0, 3.0]))[1]
+    array([3, 1, 2, 0])
     """
     part_of = np.asarray(part_of)
     if part_of.ndim != 1 or not (np.issubdtype(part_of.dtype, np.integer) or part_of.size == 0):
@@ -143,7 +145,11 @@ def ownership_from_assignment(
         )
     # numpy sorts 16-bit integers by radix, so this stays linear for any sensible number of parts.
     keys = part_of.astype(np.int16 if num_parts <= 2**15 else np.int64)
-    original_of_new = np.argsort(keys, kind="stable")
+    if hotness is None:
+        original_of_new = np.argsort(keys, kind="stable")
+    else:
+        by_heat = np.argsort(-hotness, kind="stable")
+        original_of_new = by_heat[np.argsort(keys[by_heat], kind="stable")]
     new_of_original = np.empty_like(original_of_new)
     new_of_original[original_of_new] = np.arange(len(part_of))
     offsets = np.zeros(num_parts + 1, dtype=np.int64)

@@ -8,20 +8,47 @@ import numpy as np
 import scipy.sparse as sp
 
 from tgnn.partition.balance import EPSILON, Requests, loads
-from tgnn.partition.rows import edge_slots
-from tgnn.partition.undirected import row_pieces
+from tgnn.partition.rows import row_chunks
+from tgnn.partition.undirected import Mirrored, Undirected, entries_of, row_pieces, spans
 
 CHUNK_CONNECTIONS = 1 << 19
 REFINE_ROUNDS = 12
 BALANCE_ROUNDS = 30
+# Up to this many parts a table of an entry per vertex and part is worth its memory.
+MOST_TABLE_PARTS = 8
 
 
-def connections(
-    matrix: sp.csr_matrix, part_of: np.ndarray, num_parts: int
-) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield (start, stop, float64 [stop - start, P]): each vertex's weight of edges to every part."""
-    for start, stop, piece in row_pieces(matrix, CHUNK_CONNECTIONS, width=num_parts):
-        yield start, stop, _to_parts(np.diff(piece.indptr), piece.indices, piece.data, part_of, num_parts)
+class Connections:
+    """Each vertex's weight of edges to every part, as vertices move.
+
+    A table is kept and brought up to date where few parts allow one; else the weights are counted anew each time.
+    """
+
+    def __init__(self, matrix: Undirected, part_of: np.ndarray, num_parts: int) -> None:
+        self.matrix, self.part_of, self.num_parts = matrix, part_of, num_parts
+        keeps = isinstance(matrix, Mirrored) and num_parts <= MOST_TABLE_PARTS
+        self._table = matrix.to_parts(part_of, num_parts) if keeps else None
+
+    def __iter__(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (start, stop, float [stop - start, P])."""
+        matrix, num_parts = self.matrix, self.num_parts
+        for start, stop, low, high in spans(matrix.indptr, CHUNK_CONNECTIONS, width=num_parts):
+            if self._table is not None:
+                yield start, stop, self._table[start:stop]
+                continue
+            degrees, neighbours = np.diff(matrix.indptr[start : stop + 1]), matrix.indices[low:high]
+            if isinstance(matrix, Mirrored):
+                data = matrix.values(np.repeat(np.arange(start, stop), degrees), neighbours)
+            else:
+                data = matrix.data[low:high]
+            yield start, stop, _to_parts(degrees, neighbours, data, self.part_of, num_parts)
+
+    def move(self, rows: np.ndarray, target: np.ndarray) -> None:
+        """Put `rows` into the parts `target`, in `part_of` too."""
+        left = self.part_of[rows]
+        self.part_of[rows] = target
+        if self._table is not None:
+            self.matrix.follow(self._table, rows, left, target)
 
 
 def _to_parts(
@@ -45,7 +72,7 @@ def cut_weight(matrix: sp.csr_matrix, part_of: np.ndarray) -> float:
 
 
 def refine(
-    matrix: sp.csr_matrix,
+    matrix: Undirected,
     part_of: np.ndarray,
     weights: np.ndarray,
     caps: np.ndarray,
@@ -58,31 +85,26 @@ def refine(
     Rounds alternate between moves to higher and to lower parts, so neighbours never just change places. A
     part that is over a cap already takes nothing more of it.
     """
-    idle = 0
+    idle, connections = 0, Connections(matrix, part_of, num_parts)
     for number in range(rounds):
         upwards = number % 2 == 0
         room = np.maximum(caps[:, None] - loads(part_of, weights, num_parts), 0)
-        movers, target, gain = _wishes(matrix, part_of, weights, room, num_parts, upwards)
+        movers, target, gain = _wishes(connections, weights, room, upwards)
         accepted = Requests(target, gain).within(weights[:, movers], room)
-        part_of[movers[accepted]] = target[accepted]
+        connections.move(movers[accepted], target[accepted])
         idle = idle + 1 if len(accepted) <= len(part_of) // 2000 else 0
         if idle == 2:
             break
 
 
 def _wishes(
-    matrix: sp.csr_matrix,
-    part_of: np.ndarray,
-    weights: np.ndarray,
-    room: np.ndarray,
-    num_parts: int,
-    upwards: bool,
+    connections: Connections, weights: np.ndarray, room: np.ndarray, upwards: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(vertices, target part, gain) of all moves in one direction that cut less and fit on their own."""
     found = []
-    parts = np.arange(num_parts)
-    for start, stop, to_parts in connections(matrix, part_of, num_parts):
-        own = part_of[start:stop, None]
+    parts = np.arange(connections.num_parts)
+    for start, stop, to_parts in connections:
+        own = connections.part_of[start:stop, None]
         own_value = np.take_along_axis(to_parts, own.astype(np.int64), axis=1)
         gain = np.where((parts > own) if upwards else (parts < own), to_parts - own_value, 0)
         rows = np.flatnonzero(gain.max(axis=1) > 0)
@@ -103,7 +125,7 @@ def _fits(weights: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 
 def rebalance(
-    matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
+    matrix: Undirected, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
 ) -> None:
     """Move vertices out of parts that are over a cap, in place, where it costs the least cut per weight.
 
@@ -116,7 +138,7 @@ def rebalance(
 
 
 def _repair_constraint(
-    matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
+    matrix: Undirected, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
 ) -> None:
     """Bring the last of `weights` within its cap without breaking the others' caps, or as low as can be."""
     allowed = caps.astype(np.float64)
@@ -137,7 +159,7 @@ def _repair_constraint(
 
 
 def _repair(
-    matrix: sp.csr_matrix, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
+    matrix: Undirected, part_of: np.ndarray, weights: np.ndarray, caps: np.ndarray, num_parts: int
 ) -> int:
     """One round of moves out of the parts that are over the last constraint's cap; returns their number."""
     load = loads(part_of, weights, num_parts)
@@ -160,7 +182,7 @@ def _repair(
 
 
 def _cheapest_moves(
-    matrix: sp.csr_matrix,
+    matrix: Undirected,
     part_of: np.ndarray,
     weights: np.ndarray,
     room: np.ndarray,
@@ -169,13 +191,9 @@ def _cheapest_moves(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(vertices, target, gain): best move of each vertex to a part it fits into; some may fit nowhere."""
     found = []
-    step = max(1, CHUNK_CONNECTIONS // num_parts)
-    for start in range(0, len(vertices), step):
-        rows = vertices[start : start + step]
-        slots = edge_slots(matrix.indptr, rows)
-        degrees = matrix.indptr[rows + 1] - matrix.indptr[rows]
+    for rows in row_chunks(matrix.indptr, vertices, max(1, CHUNK_CONNECTIONS // num_parts)):
         local = np.arange(len(rows), dtype=np.int64)
-        to_parts = _to_parts(degrees, matrix.indices[slots], matrix.data[slots], part_of, num_parts)
+        to_parts = _to_parts(*entries_of(matrix, rows), part_of, num_parts)
         own = part_of[rows]
         gain = to_parts - to_parts[local, own][:, None]
         fits = _fits(weights[:, rows], room)

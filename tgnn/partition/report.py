@@ -123,4 +123,26 @@ def format_report(result: dict[str, Any]) -> str:
     ]
     share = f"{100 * result['cut_fraction']:.1f} %"
     lines.append(f"cut: {result['cut_edges']:,} of {result['num_edges']:,} in-edges ({share})")
+    lines += _expected_lines(result["expected"]) if "expected" in result else []
     return "\n".join(lines + [f"warning: {sentence}" for sentence in result["warnings"]])
+
+
+def _expected_lines(expected: dict[str, Any]) -> list[str]:
+    """What presampling says of a step, this partition beside the others that were tried."""
+    again = expected["redundancy"]
+    lines = [
+        f"a step when each rank works alone: {again['input_rows']:.2f} times the input rows, "
+        f"{again['edges']:.2f} times the in-edges; split: once"
+    ]
+    layers = range(len(next(iter(expected["partitions"].values()))["exchange_rows"]))
+    rows = [
+        ["expected per step", "rows exchanged", *(f"layer {layer}" for layer in layers), "in-edges max/mean"]
+    ]
+    for name, found in expected["partitions"].items():
+        counts = found["exchange_rows"]
+        rows.append([name, *(f"{count:,.0f}" for count in (sum(counts), *counts)), f"{found['balance']:.3f}"])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for name, *cells in rows:
+        shown = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *shown]))
+    return lines

@@ -45,3 +45,12 @@ def in_edges(
     for some in row_chunks(graph.indptr, rows, chunk_edges):
         slots = edge_slots(graph.indptr, some)
         yield some, graph.indices[slots], slots
+
+
+def degree_out(graph: Any) -> np.ndarray:
+    """Out-degree of every vertex, int64 [N]; numpy's count of all edges at once would copy them to 8 bytes each."""
+    total = np.zeros(graph.num_vertices, np.int64)
+    step = max(CHUNK_EDGES, graph.num_vertices)
+    for start in range(0, graph.num_edges, step):
+        total += np.bincount(graph.indices[start : start + step], minlength=len(total))
+    return total

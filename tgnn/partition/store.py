@@ -2,8 +2,9 @@
 
     store/
       store.json     format version, name, sizes, offsets, dtypes, options, partition report, size and
-      checksum of every file part-0000/     indptr indices original_id degree_out train val test [features
-      labels edge_weight]
+      checksum of every file
+      part-0000/     indptr indices original_id degree_out train val test [features labels edge_weight]
+                     [hotness halo_id halo_hotness]
 
 A store is written beside its final place and renamed into it, so a killed run leaves the last good store.
 Opening checks the version and every file's size and names the bad file; checksums are compared once after
@@ -27,12 +28,14 @@ import numpy as np
 from tqdm import tqdm
 
 from tgnn.errors import UserError, wrong
+from tgnn.partition.hotness import Hotness
 from tgnn.partition.ownership import Ownership
 from tgnn.partition.store_writer import (
     FORMAT,
     FORMAT_VERSION,
     META_FILE,
     NAMES_FILE,
+    READABLE_VERSIONS,
     SPLITS,
     part_folder,
     store_bytes,
@@ -42,12 +45,15 @@ from tgnn.partition.store_writer import (
 
 __all__ = ["FORMAT_VERSION", "Part", "Store", "write_store"]
 
+HOTNESS_FILES = ("hotness", "halo_id", "halo_hotness")
 REMAKE = "python -m tgnn.partition DATA --parts {parts} --out STORE"
 
 
 @dataclass
 class Part:
-    """What one part owns: n vertices (rows in ascending original id) and all their in-edges (e).
+    """What one part owns: n vertices and all their in-edges (e).
+
+    Rows are in descending hotness where the store was presampled, else (and among equals) in ascending original id.
 
     The arrays are memory-mapped copy-on-write: writing to them never reaches the disk.
     `indptr` int64 [n+1]; `indices` int32|int64 [e], NEW ids of the sources, each row ordered by (original
@@ -55,6 +61,10 @@ class Part:
     [e] or None; `original_id` int64 [n]; `degree_out` int64 [n] over the full graph; `features` float32 [n,
     F] or None; `labels` int64 [n] or float32 [n, C] or None; `train`, `val`, `test`: local rows, int64,
     ascending.
+
+    Of a presampled store, else None: `hotness` float32 [n], appearances as an input row per step; `halo_id` int32|int64
+    [h], NEW ids of the vertices of other parts that this part's layer 0 asked for, most requests first (ties:
+    ascending original id); `halo_hotness` float32 [h], those requests per step.
     """
 
     indptr: np.ndarray
@@ -67,6 +77,9 @@ class Part:
     val: np.ndarray
     test: np.ndarray
     edge_weight: np.ndarray | None
+    hotness: np.ndarray | None = None
+    halo_id: np.ndarray | None = None
+    halo_hotness: np.ndarray | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -82,7 +95,7 @@ class Store:
 
     Attributes: `path`, `meta` (all of store.json), `name`, `num_vertices`, `num_edges`, `num_features` (0
     without features), `num_classes`, `num_parts`, `task` ("single-label" or "multi-label"), `ownership`,
-    `has_edge_weight`.
+    `has_edge_weight`, `presampled` (how it was presampled, or None).
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
@@ -97,6 +110,7 @@ class Store:
         self.task: str = meta["task"]
         self.ownership = Ownership(meta["offsets"])
         self.has_edge_weight: bool = meta["dtypes"]["edge_weight"] is not None
+        self.presampled: dict[str, Any] | None = meta.get("presampled")
 
     @classmethod
     def open(cls, path: str | os.PathLike, verify: bool = False) -> Store:
@@ -151,7 +165,17 @@ class Store:
             labels=labels,
             edge_weight=weight,
             **{split: self._load(part, split, "int64", None) for split in SPLITS},
+            **(self._hotness(part, n) if self.presampled else {}),
         )
+
+    def _hotness(self, part: int, n: int) -> dict[str, np.ndarray]:
+        """The arrays of a part that presampling made."""
+        halo = self._load(part, "halo_id", self.meta["dtypes"]["indices"], None)
+        return {
+            "hotness": self._load(part, "hotness", "float32", (n,)),
+            "halo_id": halo,
+            "halo_hotness": self._load(part, "halo_hotness", "float32", halo.shape),
+        }
 
     def require_parts(self, parts: int) -> Store:
         """This store, if it has `parts` parts; else UserError naming the command that makes the right one."""
@@ -197,6 +221,7 @@ class Store:
         """Every file that a store of this description has, relative to its folder."""
         arrays = ["indptr", "indices", "original_id", "degree_out", *SPLITS]
         arrays += [name for name in ("features", "labels", "edge_weight") if self.meta["dtypes"][name]]
+        arrays += HOTNESS_FILES if self.presampled else ()
         files = [f"{part_folder(part)}/{name}.npy" for part in range(self.num_parts) for name in arrays]
         return files + [name for name in self.meta["files"] if name == NAMES_FILE]
 
@@ -230,6 +255,7 @@ def write_store(
     report: dict | None = None,
     progress: bool = False,
     *,
+    presampled: Hotness | None = None,
     num_parts: int | None = None,
     overwrite: bool = False,
 ) -> Store:
@@ -238,7 +264,8 @@ def write_store(
 
     `options` (how it was partitioned) and `report` (what `tgnn.partition.report` said) are kept in
     store.json, the former under `options.partition` beside the dataset's own `options.dataset`. `num_parts`
-    (default: the report's, else largest part + 1) counts empty parts too. `progress` shows a bar where stderr
+    (default: the report's, else largest part + 1) counts empty parts too. `presampled` orders the vertices inside their
+    parts and is kept. `progress` shows a bar where stderr
     is a terminal and the writing lasts. An existing store is replaced only with `overwrite`; what is no store
     of ours is never touched. Checksums are compared once before the store takes its place.
 
@@ -263,7 +290,7 @@ def write_store(
     temporary.mkdir()
     try:
         with _progress_bar(store_bytes(dataset), progress) as bar:
-            write_files(temporary, dataset, part_of, num_parts, options, report, bar.update)
+            write_files(temporary, dataset, part_of, num_parts, options, report, presampled, bar.update)
         Store.open(temporary, verify=True)
         _move_into_place(temporary, path, overwrite)
     finally:
@@ -352,10 +379,9 @@ def _read_meta(path: Path, any_version: bool = False) -> dict[str, Any]:
         raise wrong(f"{file}", f"an unreadable file ({error})", "the description of a store", make) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or "format_version" not in meta:
         raise wrong(f"{file}", "another kind of JSON", f'a description with "format": "{FORMAT}"', make)
-    if meta["format_version"] != FORMAT_VERSION and not any_version:
-        raise wrong(
-            f"store {path}", f"format version {meta['format_version']}", FORMAT_VERSION, _remake(meta)
-        )
+    if meta["format_version"] not in READABLE_VERSIONS and not any_version:
+        expected = " or ".join(str(version) for version in READABLE_VERSIONS)
+        raise wrong(f"store {path}", f"format version {meta['format_version']}", expected, _remake(meta))
     return meta
 
 

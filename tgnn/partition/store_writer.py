@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from tgnn.partition.hotness import Hotness
 from tgnn.partition.ownership import Ownership, ownership_from_assignment
-from tgnn.partition.rows import in_edges
+from tgnn.partition.rows import degree_out, in_edges
 
 FORMAT = "tgnn partition store"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 knew no hotness: its parts are in ascending original id, and read as if nothing was presampled."""
 META_FILE = "store.json"
 NAMES_FILE = "original_names.npy"
 CHUNK_BYTES = 1 << 25
@@ -101,7 +104,7 @@ def _row_pieces(array: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _write_part(files: _StoreFiles, dataset: Any, part: int, tables: _Tables) -> None:
-    """Write one part's folder: rows in ascending original id, each row's in-edges in the graph's own
+    """Write one part's folder: rows in the order of `tables`, each row's in-edges in the graph's own
     (canonical) order.
     """
     graph = dataset.graph
@@ -140,21 +143,28 @@ def _write_part(files: _StoreFiles, dataset: Any, part: int, tables: _Tables) ->
             _row_pieces(dataset.y, owned),
         )
     for split in SPLITS:
-        # The split's ids ascend and so do the original ids of a part, hence its local rows ascend as well.
         new = tables.new_of_original[getattr(dataset, split)].astype(np.int64)
-        local = ownership.local(new[ownership.owner(new) == part], part)
+        local = np.sort(ownership.local(new[ownership.owner(new) == part], part))
         put(split, np.int64, local.shape, iter([local]))
+    if tables.hotness is not None:
+        inputs, (halo, requests) = tables.hotness.inputs, tables.hotness.halo[part]
+        put("hotness", np.float32, owned.shape, iter([inputs[owned]]))
+        put("halo_id", new_ids.dtype, halo.shape, iter([new_ids[halo]]))
+        put("halo_hotness", np.float32, requests.shape, iter([requests]))
     sync_folder(folder)
 
 
 class _Tables:
     """The [N] tables that every part's writing looks things up in."""
 
-    def __init__(self, graph: Any, part_of: np.ndarray, num_parts: int) -> None:
+    def __init__(self, graph: Any, part_of: np.ndarray, num_parts: int, hotness: Hotness | None) -> None:
+        self.hotness = None if hotness is None else hotness.require(graph.num_vertices, num_parts)
         self.ownership: Ownership
-        self.ownership, self.original_of_new, new_of_original = ownership_from_assignment(part_of, num_parts)
+        self.ownership, self.original_of_new, new_of_original = ownership_from_assignment(
+            part_of, num_parts, None if hotness is None else hotness.inputs
+        )
         self.new_of_original = new_of_original.astype(graph.indices.dtype, copy=False)
-        self.degree_out = graph.degree_out()
+        self.degree_out = degree_out(graph)
 
 
 def label_dtype(y: np.ndarray) -> np.dtype:
@@ -169,6 +179,7 @@ def write_files(
     num_parts: int,
     options: dict,
     report: dict,
+    hotness: Hotness | None,
     advance: Callable[[int], Any],
 ) -> None:
     """Fill the empty folder `root` with a whole store of `dataset` and sync it to disk.
@@ -176,7 +187,7 @@ def write_files(
     `advance(bytes)` is called as data goes out, for a progress bar. Raises OSError where the disk refuses.
     """
     graph = dataset.graph
-    tables = _Tables(graph, part_of, num_parts)
+    tables = _Tables(graph, part_of, num_parts, hotness)
     files = _StoreFiles(root, advance)
     for part in range(num_parts):
         _write_part(files, dataset, part, tables)
@@ -201,6 +212,7 @@ def write_files(
             "labels": None if dataset.y is None else str(label_dtype(dataset.y)),
             "edge_weight": None if graph.edge_weight is None else "float32",
         },
+        "presampled": None if hotness is None else hotness.options,
         "options": {"dataset": dataset.options, "partition": options},
         "report": report,
         "files": files.records,

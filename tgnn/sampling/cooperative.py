@@ -2,21 +2,28 @@
 
 Every rank draws the in-edges of the frontier it owns and asks the owners of remote sources for them, each vertex once
 per asking rank. What a rank is asked for joins its next frontier, so no vertex is sampled, loaded or computed twice.
-The requests are the layer's exchange plan: the answers arrive later in the order asked for.
+The requests are the layer's exchange plan: the answers arrive later in the order asked for. Input rows that a halo
+cache holds are not asked for.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
 from tgnn.kernels.sample import Sample
-from tgnn.kernels.unique import position_in, unique
+from tgnn.kernels.unique import DirectTable, position_in, unique
 from tgnn.parallel.comm import Comm
 from tgnn.parallel.exchange import ExchangePlan
+from tgnn.sampling.features import HaloCache
 from tgnn.sampling.minibatch import Stage, no_stage
-from tgnn.sampling.neighbor import NeighborSampler
+from tgnn.sampling.neighbor import Connection, NeighborSampler
 from tgnn.sampling.topology import Topology
+
+# A rank's table over all vertices of the graph; above it remote vertices are sorted.
+MOST_TABLE_BYTES = 1 << 29
 
 
 class CooperativeSampler(NeighborSampler):
@@ -27,29 +34,66 @@ class CooperativeSampler(NeighborSampler):
 
     def __init__(
         self, topology: Topology, comm: Comm, *, sampler: str = "uniform", replace: bool = False, seed: int = 0,
-        stage: Stage = no_stage,
+        stage: Stage = no_stage, halo_cache: HaloCache | None = None,
     ) -> None:  # fmt: skip
+        """Arguments as NeighborSampler's; `comm`: the group that samples together; `halo_cache`: input rows of other
+        ranks that are not asked for.
+        """
         super().__init__(topology, sampler=sampler, replace=replace, seed=seed, stage=stage)
-        self.comm = comm
+        self.comm, self.halo_cache = comm, halo_cache
         self._offsets = torch.tensor(topology.offsets, device=topology.indices.device)
+        self._sources = _sources_table(topology.offsets[-1], topology.indices.device)
 
-    def _connect(self, frontier: Tensor, drawn: Sample) -> tuple[Tensor, Tensor, ExchangePlan, Tensor | None]:
+    def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:
         if self.comm.ranks == 1:
-            return super()._connect(frontier, drawn)
-        topology, table = self.topology, self._table
+            return super()._connect(frontier, drawn, is_input)
+        first, rank, table = self.topology.first, self.comm.rank, self._table
+        distinct = self._sources.distinct(drawn.src)
         with self.stage("split"):
-            is_local = (drawn.src >= topology.first) & (drawn.src < topology.end)
-            local = drawn.src[is_local] - topology.first
-            remote = drawn.src[~is_local]
             # Parts own contiguous ranges of new ids, so ascending ids are grouped by owner.
-            halo = unique(remote)
-            ask_counts = torch.searchsorted(halo, self._offsets).diff().tolist()
+            ends = torch.searchsorted(distinct, self._offsets).tolist()
+            own = distinct[ends[rank] : ends[rank + 1]]
+            asking = torch.cat([distinct[: ends[rank]], distinct[ends[rank + 1] :]])
+            ask_counts = [end - start for start, end in itertools.pairwise(ends)]
+            ask_counts[rank] = 0
+            cached_id, cached = asking[:0], asking[:0]
+            if self.halo_cache is not None and is_input:
+                is_cached, cached = self.halo_cache.find(asking)
+                cached_id, asking = asking[is_cached], asking[~is_cached]
+                ask_counts = torch.searchsorted(asking, self._offsets).diff().tolist()
             asked_counts = self.comm.all_to_all_counts(ask_counts)
-            asked, _ = self.comm.all_to_all_rows(halo, ask_counts, asked_counts)
-            asked = asked - topology.first
-        rows = table.number(frontier, torch.cat([local, asked]))
-        indices = torch.empty_like(drawn.src, dtype=torch.int32)
-        indices[is_local] = table.lookup(local)
-        indices[~is_local] = (position_in(halo, remote) + rows.numel()).to(torch.int32)
+            asked, _ = self.comm.all_to_all_rows(asking, ask_counts, asked_counts)
+            asked = asked - first
+        rows = table.number(frontier, torch.cat([own - first, asked]))
+        new_id = torch.cat([rows + first, cached_id, asking])
+        indices = self._sources.lookup_among(new_id, drawn.src)
         plan = ExchangePlan(table.lookup(asked).to(torch.int64), asked_counts, ask_counts, rows.numel())
-        return rows, indices, plan, halo
+        return Connection(rows, indices, plan, new_id, cached)
+
+
+def _sources_table(num_vertices: int, device: torch.device) -> _DirectSources | _SortedSources:
+    """How to number sources of any part: by direct address where a table of all vertices is small enough."""
+    small = num_vertices * DirectTable.BYTES_PER_ID <= MOST_TABLE_BYTES
+    return _DirectSources(num_vertices, device) if small else _SortedSources()
+
+
+class _DirectSources(DirectTable):
+    """New ids of the whole graph, numbered by direct address: no edge is compared, sorted or searched for."""
+
+    def lookup_among(self, numbered: Tensor, ids: Tensor) -> Tensor:
+        """Where each of `ids` stands among the distinct `numbered`, which has them all: int32."""
+        self.number_as(numbered)
+        return self.lookup(ids)
+
+
+class _SortedSources:
+    """The same by sorting and binary search, in memory that does not grow with the graph."""
+
+    def distinct(self, ids: Tensor) -> Tensor:
+        """The distinct values, ascending: int64."""
+        return unique(ids).to(torch.int64)
+
+    def lookup_among(self, numbered: Tensor, ids: Tensor) -> Tensor:
+        """Where each of `ids` stands among the distinct `numbered`, which has them all: int32."""
+        ascending, order = numbered.sort()
+        return order.to(torch.int32)[position_in(ascending, ids.to(torch.int64))]

@@ -1,18 +1,89 @@
-"""Where feature rows and labels come from: the parts' memory-mapped files, gathered row by row.
+"""Where feature rows and labels come from: the parts' memory-mapped files, and copies of their first rows.
 
-In split mode a rank reads its own part only; in data mode it reads whatever its batch needs, from any part.
+In split mode a rank reads its own part only; in data mode it reads whatever its batch needs, from any part. Inside a
+part vertices are ordered by how often they are needed, so the feature cache is a prefix of the file and a hit is
+`row < cached rows`. On a GPU the cache lies in its memory, the next rows in pinned host memory, which it reads itself,
+the rest in the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tgnn.kernels.backend import choose
 from tgnn.kernels.gather import gather
 from tgnn.partition.store import Store
+from tgnn.sampling.placement import Budget
+
+
+class Tiers:
+    """Rows of one array, [n, ...]: the first `cached` in the device's memory, then `pinned`, then the file."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._file = torch.from_numpy(np.asarray(array))
+        self._near = self._pinned = self._file[:0]
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    @property
+    def cached(self) -> int:
+        """Rows in the device's memory."""
+        return len(self._near)
+
+    @property
+    def pinned(self) -> int:
+        """Rows in pinned host memory, after the cached ones."""
+        return len(self._pinned)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._file.element_size() * prod(self._file.shape[1:])
+
+    def place(self, cached: int, pinned: int, device: torch.device) -> None:
+        """Copy the first `cached` rows to `device`, on a GPU the next `pinned` to pinned host memory."""
+        self._near = self._pinned = self._file[:0]
+        self._near = self._file[:cached].to(device, copy=True)
+        if device.type != "cpu":
+            self._pinned = self._file[cached : cached + pinned].pin_memory()
+
+    def load(self, rows: Tensor, device: torch.device, out: Tensor | None = None) -> Tensor:
+        """The given rows, int64 [m], on `device`; into `out` where that is given. Returns [m, ...]."""
+        table = self._whole()
+        # Written where it is wanted: a tensor that is made and copied costs more than the gather.
+        if table is not None and out is not None and choose("gather", table, rows) == "torch":
+            return torch.index_select(table, 0, rows.to(table.device), out=out)
+        if table is not None:
+            found = gather(table, rows.to(table.device)).to(device, non_blocking=True)
+        elif self.cached + self.pinned == len(self):
+            found = gather(self._near, rows.to(device), self._pinned)
+        else:
+            found = self._of_all_tiers(rows, device)
+        return found if out is None else out.copy_(found)
+
+    def _whole(self) -> Tensor | None:
+        """The only tier that has rows, if there is but one."""
+        if self.cached == len(self):
+            return self._near
+        return self._file if not self.cached and not self.pinned else None
+
+    def _of_all_tiers(self, rows: Tensor, device: torch.device) -> Tensor:
+        kept = self.cached + self.pinned
+        if device.type == "cpu":  # the file continues the copy
+            return gather(self._near, rows, self._file[self.cached :])
+        rows = rows.to(device)
+        is_kept = rows < kept
+        found = self._file.new_empty((rows.numel(), *self._file.shape[1:]), device=device)
+        found[is_kept] = gather(self._near, rows[is_kept], self._pinned)
+        far = gather(self._file, rows[~is_kept].cpu())
+        found[~is_kept] = far.pin_memory().to(device, non_blocking=True)
+        return found
 
 
 class PartColumn:
@@ -22,20 +93,109 @@ class PartColumn:
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self._tables = [torch.from_numpy(np.asarray(array)) for array in arrays]
-        self._starts = np.cumsum([0] + [len(table) for table in self._tables])
+        self._tiers = [Tiers(array) for array in arrays]
+        self._starts = np.cumsum([0] + [len(tiers) for tiers in self._tiers])
 
-    def load(self, rows: Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Copy of the given rows ([n] int64, on any device) on `device`: [n, ...]."""
-        rows = rows.cpu()
-        if len(self._tables) == 1:
-            return gather(self._tables[0], rows).to(device, non_blocking=True)
-        first = self._tables[0]
-        out = first.new_empty(rows.numel(), *first.shape[1:])
-        for start, end, table in zip(self._starts[:-1], self._starts[1:], self._tables, strict=True):
+    @property
+    def cached_rows(self) -> int:
+        """Rows in the device's memory, over all parts."""
+        return sum(tiers.cached for tiers in self._tiers)
+
+    @property
+    def pinned_rows(self) -> int:
+        """Rows in pinned host memory, over all parts."""
+        return sum(tiers.pinned for tiers in self._tiers)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._tiers[0].row_bytes
+
+    def place(self, budget: Budget, device: torch.device) -> None:
+        """Copy as many first rows of every part, in equal shares, as the budget allows."""
+        if budget.whole and int(self._starts[-1]) * self.row_bytes > budget.device_bytes:
+            budget = Budget(0)
+        share = len(self._tiers) * max(1, self.row_bytes)
+        for tiers in self._tiers:
+            cached = min(len(tiers), budget.device_bytes // share)
+            pinned = min(len(tiers) - cached, budget.pinned_bytes // share)
+            tiers.place(cached, pinned, device)
+
+    def hits(self, rows: Tensor) -> int:
+        """How many of `rows` are in the cache."""
+        if self.cached_rows == int(self._starts[-1]):
+            return rows.numel()
+        if not self.cached_rows:
+            return 0
+        bounds = zip(self._starts, self._tiers, strict=False)
+        return sum(int(((rows >= int(start)) & (rows < int(start) + t.cached)).sum()) for start, t in bounds)
+
+    def load(self, rows: Tensor, device: torch.device | str = "cpu", out: Tensor | None = None) -> Tensor:
+        """Copy of the given rows ([n] int64, on any device) on `device`, in `out` if given: [n, ...]."""
+        device = torch.device(device)
+        if len(self._tiers) == 1:
+            return self._tiers[0].load(rows, device, out)
+        if out is None:
+            out = self.empty(rows.numel(), device)
+        for start, end, tiers in zip(self._starts[:-1], self._starts[1:], self._tiers, strict=True):
             here = torch.nonzero((rows >= int(start)) & (rows < int(end))).view(-1)
-            out[here] = gather(table, rows[here] - int(start))
-        return out.to(device, non_blocking=True)
+            out.index_copy_(0, here.to(device), tiers.load(rows[here] - int(start), device))
+        return out
+
+    def empty(self, rows: int, device: torch.device | str) -> Tensor:
+        """Room for so many rows on `device`: [rows, ...]."""
+        like = self._tiers[0]._file
+        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=device)
+
+
+class HaloCache:
+    """Copies of other ranks' feature rows: those that this rank's input layer asks for most often.
+
+    new_id: int64 [c], ascending; original_id: int64 [c]; rows: [c, F] on the device.
+    """
+
+    def __init__(self, store: Store, part: int, budget_bytes: int, device: torch.device) -> None:
+        wanted = hottest_remote(store, part)
+        row_bytes = 4 * store.num_features
+        new_id = np.sort(wanted[: budget_bytes // max(1, row_bytes)])
+        owner = store.ownership.owner(new_id)
+        rows = torch.empty(len(new_id), store.num_features)
+        original = np.empty(len(new_id), np.int64)
+        for other in np.unique(owner):
+            theirs, mine = store.part(int(other)), owner == other
+            local = store.ownership.local(new_id[mine], int(other))
+            original[mine] = theirs.original_id[local]
+            gather_into = torch.from_numpy(np.flatnonzero(mine))
+            rows[gather_into] = torch.from_numpy(np.asarray(theirs.features))[torch.from_numpy(local)]
+        self.rows = rows.to(device)
+        self.new_id = torch.from_numpy(new_id).to(device)
+        self.original_id = torch.from_numpy(original).to(device)
+
+    def __len__(self) -> int:
+        return self.new_id.numel()
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of `ids` ([m] new ids) are here, bool [m], and the cache rows of those, int64, in their order."""
+        if len(self) == 0:
+            return torch.zeros_like(ids, dtype=torch.bool), ids.new_empty(0, dtype=torch.int64)
+        place = torch.searchsorted(self.new_id, ids.to(torch.int64)).clamp_(max=len(self) - 1)
+        is_here = self.new_id[place] == ids
+        return is_here, place[is_here]
+
+
+def hottest_remote(store: Store, part: int) -> np.ndarray:
+    """New ids of remote vertices that `part` asks for as input rows, most often asked first, int64.
+
+    As presampled; in a store without that, in descending number of in-edges that they have into this part.
+    """
+    mine = store.part(part)
+    if mine.halo_id is not None:
+        return mine.halo_id.astype(np.int64)
+    owned = store.ownership.range(part)
+    asked = np.bincount(mine.indices, minlength=store.num_vertices)
+    asked[owned.start : owned.stop] = 0
+    order = np.argsort(-asked, kind="stable")
+    return order[: np.count_nonzero(asked)]
 
 
 def open_columns(store: Store, parts: Sequence[int]) -> tuple[PartColumn | None, PartColumn | None]:

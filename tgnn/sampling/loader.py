@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from tgnn.kernels import rng
 from tgnn.parallel.comm import Comm, current
 from tgnn.partition.store import Store
 from tgnn.sampling.cooperative import CooperativeSampler
-from tgnn.sampling.features import open_columns
+from tgnn.sampling.features import HaloCache, open_columns
 from tgnn.sampling.minibatch import MiniBatch, Stage, no_stage
 from tgnn.sampling.neighbor import Hop, NeighborSampler
+from tgnn.sampling.placement import feature_budget, halo_budget
 from tgnn.sampling.samplers import check_sampler, uses_sources
 from tgnn.sampling.topology import Topology
 
@@ -34,48 +36,79 @@ class Loader:
 
     def __init__(
         self, store: Store | str | os.PathLike, fanouts: Sequence[int], batch_size: int = 1024, *, split: str = "train",
-        parallel: str = "split", sampler: str = "uniform", replace: bool = False, shuffle: bool = True, seed: int = 0,
-        prefetch: int = 1, comm: Comm | None = None, stage: Stage = no_stage,
+        parallel: str = "split", replicas: int = 1, sampler: str = "uniform", replace: bool = False,
+        shuffle: bool = True, seed: int = 0, prefetch: int = 1, feature_cache: int | None = None,
+        halo_cache: int | None = 0, exchange_dtype: torch.dtype | None = None, graph_placement: str = "auto",
+        comm: Comm | None = None, stage: Stage = no_stage,
     ) -> None:  # fmt: skip
         """
         Args:
-            store: a store or its path, of as many parts as there are ranks.
+            store: a store or its path, of as many parts as there are ranks (in a group).
             fanouts: in-edges per vertex and hop, seeds outward; -1 for all.
             batch_size: global, seeds per step over all ranks.
             split: `train`, `val` or `test`.
             parallel: `split` or `data`.
+            replicas: groups of equal size that the ranks form: a global batch is dealt out to the groups, in `split`
+                mode the ranks of a group share its piece.
             sampler: how in-edges are drawn: `uniform`, `labor`, `labor-dependent` or `weighted`; see NeighborSampler.
-                A block keeps the weights of the edges that `weighted` draws, so layers that use weights do so.
+                Edges that `weighted` draws carry the mean weight of their row, as the draw counted their own already;
+                where a row gives all its in-edges they keep their own.
             replace: draw in-edges with replacement.
             shuffle: permute the seeds anew each epoch; else they come in order of original id.
             prefetch: batches prepared ahead of the one that is handed out.
+            feature_cache: bytes for copies of the rank's own feature rows in its device's memory; None: a share of
+                what is free.
+            halo_cache: bytes for copies of other ranks' feature rows in split mode; None: a share of what is free.
+            exchange_dtype: floating type of halo rows on the wire, for example torch.bfloat16; None: the rows' own.
+            graph_placement: `device`, `pinned` (host memory that a GPU reads) or `auto`: device where it fits.
             comm: process group; default the current one.
         """
         self.comm = comm or current()
-        store = opened_store(store, self.comm)
-        self.store, self.fanouts, self.batch_size = store, fanouts, batch_size
-        self.parallel, self.shuffle, self.seed, self.prefetch, self.stage = (
-            parallel,
-            shuffle,
-            seed,
-            prefetch,
-            stage,
-        )
+        self.group = self.comm.replica(replicas)
+        self.store, self.fanouts, self.batch_size = opened_store(store, self.group), fanouts, batch_size
+        self.parallel, self.replicas, self.shuffle, self.seed = parallel, replicas, shuffle, seed
+        self.prefetch, self.stage, self.exchange_dtype = prefetch, stage, exchange_dtype
         self.epoch = 0
         self._check()
-        check_sampler(sampler, replace, store.has_edge_weight)
-        rank, device = self.comm.rank, self.comm.device
+        check_sampler(sampler, replace, self.store.has_edge_weight)
         drawing = {"sampler": sampler, "replace": replace, "seed": seed, "stage": stage}
-        if parallel == "split":
-            self.topology = Topology.of_part(store, rank, device, source_ids=uses_sources(sampler))
-            self.sampler = CooperativeSampler(self.topology, self.comm, **drawing)
-            self._exchange_comm, parts = self.comm, [rank]
+        self._place(drawing, feature_cache, halo_cache, graph_placement)
+        self._seed_ids, self._seed_new = seeds_of(self.store, split)
+
+    def _place(
+        self, drawing: dict[str, Any], feature_cache: int | None, halo_cache: int | None, graph_placement: str
+    ) -> None:
+        """Open what this rank samples and reads, and put it where it belongs."""
+        store, group, device, rank = self.store, self.group, self.comm.device, self.group.rank
+        self.halo_cache = None
+        if self.parallel == "split":
+            by_source = uses_sources(drawing["sampler"])
+            self.topology = Topology.of_part(store, rank, device, source_ids=by_source)
+            size = halo_budget(halo_cache, device, self.comm.ranks)
+            if size and group.ranks > 1 and store.num_features:
+                self.halo_cache = HaloCache(store, rank, size, device)
+            self.sampler = CooperativeSampler(self.topology, group, halo_cache=self.halo_cache, **drawing)
+            self._exchange_comm, parts = group, [rank]
         else:
             self.topology = Topology.of_whole(store, device)
             self.sampler = NeighborSampler(self.topology, **drawing)
             self._exchange_comm, parts = Comm(device=device), list(range(store.num_parts))
         self._features, self._labels = open_columns(store, parts)
-        self._seed_ids, self._seed_new = seeds_of(store, split)
+        if self._features is not None:
+            self._features.place(feature_budget(feature_cache, device, self.comm.ranks), device)
+
+    def placement(self) -> dict[str, Any]:
+        """Where this rank's data lie, and how many bytes they take there."""
+        features, halo = self._features, self.halo_cache
+        row = 0 if features is None else features.row_bytes
+        cached, pinned = (0, 0) if features is None else (features.cached_rows, features.pinned_rows)
+        return {
+            "graph": self.topology.indices.device.type,
+            "graph_bytes": self.topology.num_bytes,
+            "feature_cache_bytes": cached * row,
+            "pinned_feature_bytes": pinned * row,
+            "halo_cache_bytes": 0 if halo is None else halo.rows.numel() * halo.rows.element_size(),
+        }
 
     def _check(self) -> None:
         if self.parallel not in MODES:
@@ -129,31 +162,37 @@ class Loader:
         )
 
     def _prepare(self, order: Tensor, epoch: int, step: int) -> MiniBatch:
-        batch, sent = order[step * self.batch_size : (step + 1) * self.batch_size], self.comm.bytes_sent
+        batch, sent = order[step * self.batch_size : (step + 1) * self.batch_size], self.group.bytes_sent
         with self.stage("sample"):
             new = self._seed_new[batch]
             if self.parallel == "split":
+                new = new.tensor_split(self.replicas)[self.comm.rank // self.group.ranks]
                 new = new[(new >= self.topology.first) & (new < self.topology.end)]
             else:
                 new = new.tensor_split(self.comm.ranks)[self.comm.rank]
             rows = (new - self.topology.first).to(self.comm.device)
         hops = self.sampler.sample(rows, self.fanouts, epoch, step)
         ready = self._load(hops, rows, batch.numel(), epoch, step)
-        ready.work["exchange_bytes"] = self.comm.bytes_sent - sent
+        ready.work["exchange_bytes"] = self.group.bytes_sent - sent
         return ready
 
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:
-        device = self.comm.device
         with self.stage("load"):
             ids = [self.topology.original_id[rows] for rows in (*(hop.rows for hop in hops), seeds)]
-            x = None if self._features is None else self._features.load(hops[0].rows, device)
-            y = None if self._labels is None else self._labels.load(seeds, device)
+            x = self._input_rows(hops[0])
+            y = None if self._labels is None else self._labels.load(seeds, self.comm.device)
+        cached = hops[0].cached
+        if cached.numel():
+            ids[0] = torch.cat([ids[0], self.halo_cache.original_id[cached]])
+        rows = hops[0].rows
         work = {
             "seeds": seeds.numel(),
             "edges": sum(hop.block.n_edges for hop in hops),
             "input_rows": hops[0].block.n_src,
-            "feature_rows_loaded": 0 if x is None else x.shape[0],
+            "feature_rows_loaded": 0 if x is None else rows.numel(),
+            "feature_cache_rows": 0 if x is None else self._features.hits(rows),
             "halo_rows": sum(hop.plan.n_halo for hop in hops),
+            "halo_cache_rows": cached.numel(),
         }
         blocks, plans = [hop.block for hop in hops], [hop.plan for hop in hops]
         return MiniBatch(
@@ -169,7 +208,21 @@ class Loader:
             step,
             work,
             self.stage,
+            self.exchange_dtype,
         )
+
+    def _input_rows(self, hop: Hop) -> Tensor | None:
+        """Features of the input rows, [rows + cached, F]: this rank's own, then copies of other ranks'."""
+        features, device = self._features, self.comm.device
+        if features is None:
+            return None
+        if not hop.cached.numel():
+            return features.load(hop.rows, device)
+        own = hop.rows.numel()
+        x = features.empty(own + hop.cached.numel(), device)
+        features.load(hop.rows, device, out=x[:own])
+        torch.index_select(self.halo_cache.rows, 0, hop.cached, out=x[own:])
+        return x
 
 
 def opened_store(store: Store | str | os.PathLike, comm: Comm) -> Store:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from tgnn.kernels import rng
@@ -27,11 +28,12 @@ class MiniBatch:
     """One rank's share of a global batch, sampled and loaded.
 
     Layer l reads rows `ids[l]` (the ones this rank owns), receives its halo rows by `plans[l]`, aggregates over
-    `blocks[l]` and writes rows `ids[l + 1]`, which are the first of `ids[l]`; `ids[-1]` are the seeds.
+    `blocks[l]` and writes rows `ids[l + 1]`, which are the first of `ids[l]`; `ids[-1]` are the seeds. With a halo
+    cache `ids[0]` ends with the rows of other ranks that the cache holds: `plans[0].n_local` come before them.
     """
 
     blocks: list[Block]
-    """Input layer first. Sources of block l: the rows of `ids[l]`, then the halo rows."""
+    """Input layer first. Sources of block l: the rows of `ids[l]`, then the halo rows that arrive."""
     plans: list[ExchangePlan]
     ids: list[Tensor]
     """Original ids, int64; one more entry than there are blocks."""
@@ -42,13 +44,16 @@ class MiniBatch:
     global_seeds: int
     """Seeds of the global batch, over all ranks: the loss is a sum divided by this."""
     comm: Comm
-    """The ranks that exchange halo rows: this rank alone in data mode."""
+    """The ranks that exchange halo rows: this rank's group, this rank alone in data mode."""
     seed: int = 0
     epoch: int = 0
     step: int = 0
     work: dict[str, int] = field(default_factory=dict)
-    """This rank's counts: seeds, edges, input_rows, feature_rows_loaded, halo_rows, exchange_bytes (of sampling)."""
+    """This rank's counts: seeds, edges, input_rows, feature_rows_loaded, feature_cache_rows, halo_rows,
+    halo_cache_rows, exchange_bytes (of sampling)."""
     stage: Stage = no_stage
+    exchange_dtype: torch.dtype | None = None
+    """Number format of halo rows on the wire; None: the rows' own."""
 
     @property
     def seeds(self) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tgnn.kernels import rng
@@ -26,11 +25,28 @@ from tgnn.sampling.topology import Topology
 
 @dataclass(eq=False)
 class Hop:
-    """One hop: its block, how the block's halo rows arrive, and the rows that feed it (local rows, int64)."""
+    """One hop: its block, how the block's halo rows arrive, and the rows that feed it.
+
+    Sources of the block: `rows` (local rows, int64), then rows `cached` of the halo cache (int64), then what arrives.
+    """
 
     block: Block
     plan: ExchangePlan
     rows: Tensor
+    cached: Tensor
+
+
+@dataclass(eq=False)
+class Connection:
+    """The sources of drawn edges, numbered: `indices` int32 [edges] are the numbers, `new_id` int64 [n_src] the new ids
+    by number; the others as in `Hop`.
+    """
+
+    rows: Tensor
+    indices: Tensor
+    plan: ExchangePlan
+    new_id: Tensor
+    cached: Tensor
 
 
 class NeighborSampler:
@@ -44,7 +60,8 @@ class NeighborSampler:
         Args:
             topology: with source_id for LABOR, with edge_weight for `weighted`.
             sampler: `uniform`; `labor` (as many in-edges on average, fewer distinct sources); `labor-dependent` (the
-                same, and hops share their choices); `weighted` (by edge weight; 0 is never drawn, not by -1 either).
+                same, and hops share their choices); `weighted` (by edge weight; 0 is never drawn, not by -1 either;
+                what weight the drawn edges carry: kernels/sample_weighted.py).
             replace: draw with replacement.
         """
         check_sampler(sampler, replace, topology.edge_weight is not None)
@@ -64,13 +81,17 @@ class NeighborSampler:
         hops: list[Hop] = []
         for number, fanout in enumerate(fanouts):
             of_hop = () if self.sampler == "labor-dependent" else (number,)
-            hop = self.hop(rows, fanout, rng.stream(self.seed, rng.SAMPLING, epoch, step, *of_hop))
+            key = rng.stream(self.seed, rng.SAMPLING, epoch, step, *of_hop)
+            hop = self.hop(rows, fanout, key, is_input=number == len(fanouts) - 1)
             hops.insert(0, hop)
             rows = hop.rows
         return hops
 
-    def hop(self, frontier: Tensor, fanout: int, key: int) -> Hop:
-        """Draw in-edges of `frontier` (distinct local rows, int64), -1 for all, and number their sources."""
+    def hop(self, frontier: Tensor, fanout: int, key: int, is_input: bool = False) -> Hop:
+        """Draw in-edges of `frontier` (distinct local rows, int64), -1 for all, and number their sources.
+
+        The sources of the input hop (`is_input`) are read as features: no further in-edges of theirs are drawn.
+        """
         topology = self.topology
         with self.stage("sample"):
             ids = topology.original_id[frontier]
@@ -78,24 +99,25 @@ class NeighborSampler:
                 topology.indptr, topology.indices, frontier, ids, fanout, key, self.replace, weights=self._weights,
                 source_id=self._source_id,
             )  # fmt: skip
-            rows, indices, plan, halo = self._connect(frontier, drawn)
-            degree_out = topology.degree_out[rows + topology.first]
-            if halo is not None:
-                degree_out = torch.cat([degree_out, topology.degree_out[halo]])
+            found = self._connect(frontier, drawn, is_input)
+            weight = None if topology.edge_weight is None else topology.edge_weight[drawn.edge]
+            if self._weights is not None:  # the draw counted the edges' own weights already
+                weight = self._weights.of_drawn(frontier, fanout, drawn.indptr, drawn.edge)
             block = Block(
                 indptr=drawn.indptr,
-                indices=indices,
-                n_src=degree_out.numel(),
-                weight=None if topology.edge_weight is None else topology.edge_weight[drawn.edge],
+                indices=found.indices,
+                n_src=found.new_id.numel(),
+                weight=weight,
                 position=drawn.position,
                 dst_id=ids,
                 degree_in=topology.indptr[frontier + 1] - topology.indptr[frontier],
-                degree_out=degree_out,
+                degree_out=topology.degree_out[found.new_id],
             )
-        return Hop(block, plan, rows)
+        return Hop(block, found.plan, found.rows, found.cached)
 
-    def _connect(self, frontier: Tensor, drawn: Sample) -> tuple[Tensor, Tensor, ExchangePlan, Tensor | None]:
-        """Number the sources. Returns (rows by number, source number of every edge, plan, new ids of the halo)."""
-        sources = drawn.src - self.topology.first
+    def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:
+        first = self.topology.first
+        sources = drawn.src - first if first else drawn.src
         rows = self._table.number(frontier, sources)
-        return rows, self._table.lookup(sources), ExchangePlan.none(rows.numel()), None
+        indices, plan = self._table.lookup(sources), ExchangePlan.none(rows.numel())
+        return Connection(rows, indices, plan, rows + first if first else rows, rows.new_empty(0))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tgnn.data.graph import Graph
+from tgnn.partition.rows import degree_out
 from tgnn.partition.store import Part, Store
 
 
@@ -40,6 +42,15 @@ class Topology:
         """Vertices whose in-edges are here."""
         return self.end - self.first
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its arrays."""
+        arrays = (
+            self.indptr, self.indices, self.original_id, self.degree_out, self.edge_weight, self.source_id,
+        )  # fmt: skip
+        distinct = {array.data_ptr(): array for array in arrays if array is not None}
+        return sum(array.numel() * array.element_size() for array in distinct.values())
+
     @classmethod
     def of_part(
         cls, store: Store, part: int, device: torch.device | str = "cpu", *, source_ids: bool = False
@@ -61,6 +72,24 @@ class Topology:
         )
         made.source_id = made.original_id
         return made
+
+    @classmethod
+    def of_graph(
+        cls, graph: Graph, device: torch.device | str = "cpu", *, source_ids: bool = False
+    ) -> Topology:
+        """A graph that is not partitioned, its new ids the original ones; on the CPU it shares the graph's arrays."""
+        ids = torch.arange(graph.num_vertices, device=device)
+        return cls(
+            first=0,
+            end=graph.num_vertices,
+            indptr=_tensor([graph.indptr], device),
+            indices=_tensor([graph.indices], device),
+            original_id=ids,
+            degree_out=_tensor([degree_out(graph)], device),
+            edge_weight=None if graph.edge_weight is None else _tensor([graph.edge_weight], device),
+            offsets=(0, graph.num_vertices),
+            source_id=ids if source_ids else None,
+        )
 
     @classmethod
     def _make(

@@ -104,7 +104,9 @@ class WorkCounters:
     input_rows: int = 0
     """Vertices of the input layer that this rank owns a copy of, over all steps."""
     feature_rows_loaded: int = 0
-    """Feature rows read from the store or a cache."""
+    """Feature rows of its own vertices that this rank read, from the store or its cache."""
+    feature_cache_rows: int = 0
+    """Those of them that the cache held."""
     halo_rows: int = 0
     """Rows received from other ranks in the forward exchanges."""
     halo_cache_rows: int = 0
@@ -142,7 +144,9 @@ class WorkCounters:
         edges = counts["edges"]
         balance = max(edges) * len(edges) / sum(edges) if sum(edges) else 1.0
         sums = {name: sum(column) for name, column in counts.items()}
-        return {**sums, "cache_hit": None, "balance": balance}
+        loaded, cached = sums["feature_rows_loaded"], sums.pop("feature_cache_rows")
+        hit = cached / loaded if loaded else None
+        return {**sums, "cache_hit": hit, "balance": balance}
 
 
 def memory(device: torch.device | str, comm: Comm) -> dict[str, int]:

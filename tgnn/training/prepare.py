@@ -2,8 +2,8 @@
 written.
 
 Stores live in a cache folder (`$TGNN_CACHE`, else `~/.cache/tgnn`), one per key: the data's fingerprint, the
-data options, partitioner, parts and seed. A store takes its place in one rename, so two runs that prepare the
-same one at once do not disturb each other. Preparing takes as long as it takes: it happens outside
+data options, partitioner, parts, seed and presampling. A store takes its place in one rename, so two runs that
+prepare the same one at once do not disturb each other. Preparing takes as long as it takes: it happens outside
 collectives.
 """
 
@@ -26,16 +26,15 @@ import numpy as np
 from tgnn.data.graph import Dataset
 from tgnn.data.load import data_fingerprint, load
 from tgnn.data.options import DataOptions
-from tgnn.errors import UserError, wrong
+from tgnn.errors import UserError, warn_once, wrong
 from tgnn.parallel.comm import torchrun_int, under_torchrun
-from tgnn.partition.assign import assign
-from tgnn.partition.report import report
 from tgnn.partition.store import FORMAT_VERSION, Store, check_target, write_store
+from tgnn.training.partitioning import PresampleOptions, partitioned
 
 if TYPE_CHECKING:  # config.py imports this module
-    from tgnn.training.config import Resolved
+    from tgnn.training.resolve import Resolved
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Raised when the same key would no longer mean the same store, for example after a partitioner changed."""
 
 
@@ -46,17 +45,20 @@ def prepare(
     data_options: DataOptions | None = None,
     partitioner: str = "lp",
     seed: int = 0,
+    presample: PresampleOptions | None = None,
     store: str | os.PathLike | None = None,
     progress: bool = False,
     check: Callable[[Dataset | Store], object] | None = None,
 ) -> Store:
     """A store of `parts` parts of `data`: a dataset's name or path, a Dataset, or a store (which must fit).
 
-    Reuses what an earlier call has written to `store` (default: the cache) for the same data, options,
-    partitioner, parts and seed; a damaged store in the cache is made anew. `check` is called with the store
-    that was found, or with the dataset before anything is written, and may refuse it. Raises UserError for
-    data that cannot be loaded, a store of another number of parts, and a `store` path that holds something
-    else.
+    `presample`: how the runs to come will sample; the parts are then balanced by the work that this makes, few rows
+    travel between them, and the store knows which rows are hot. It is of no use, and ignored, for one part or data
+    without training vertices. Reuses what an earlier call has written to the cache for the same data, options,
+    partitioner, parts, seed and presampling, or to `store`, where a store that was presampled otherwise is used with a
+    warning; a damaged store in the cache is made anew. `check` is called with the store that was found, or with the
+    dataset before anything is written, and may refuse it. Raises UserError for data that cannot be loaded, a store of
+    another number of parts, and a `store` path that holds something else.
     """
     options = data_options or DataOptions()
     if isinstance(data, Store) or is_store(data):
@@ -64,20 +66,25 @@ def prepare(
         return _checked(_as_given(found, options, store).require_parts(parts), check)
     if parts < 1:
         raise wrong("parts", parts, "at least 1", "ask for one part per rank")
+    presample = presample if parts > 1 else None
     key, name = _key(data, options, partitioner, parts, seed)
+    sampling = None if presample is None else presample.as_dict()
     if store is None:
-        path = _cache_folder() / f"{name}-{parts}-{key[:16]}"
-        found = _open_cached(path, key)
+        full = hashlib.sha256(json.dumps([key, sampling], sort_keys=True).encode()).hexdigest()
+        path = _cache_folder() / f"{name}-{parts}-{full[:16]}"
+        found = _open_cached(path, key, sampling)
     else:
         path = Path(store)
-        found = _open_kept(path, key)
+        found = _open_kept(path, key, sampling)
     if found is not None:
         return _checked(found, check)
     if progress and sys.stderr.isatty():
         print(f"preparing {name} for {parts} ranks", file=sys.stderr)
     dataset = _checked(data if isinstance(data, Dataset) else load(os.fspath(data), options), check)
-    made_how = {"partitioner": partitioner, "seed": seed, "key": key, "data_options": options.as_dict()}
-    return _write(dataset, parts, path, made_how, is_cache=store is None, progress=progress)
+    made_how = {
+        "partitioner": partitioner, "seed": seed, "key": key, "presample": sampling, "data_options": options.as_dict(),
+    }  # fmt: skip
+    return _write(dataset, parts, path, made_how, presample, is_cache=store is None, progress=progress)
 
 
 def prepare_for_ranks(
@@ -88,12 +95,18 @@ def prepare_for_ranks(
     Under torchrun rank 0 prepares it and the others wait, outside collectives. The partitioning does not
     follow the run's seed: no result depends on it, and runs that differ in their seed share one store.
     """
-    config = resolved.config
+    config, parts = resolved.config, resolved.num_parts(ranks)
+    presample = None
+    if config.presample:
+        presample = PresampleOptions(
+            fanouts=config.fanouts, batch_size=-(-config.batch_size // config.replicas), sampler=config.sampler,
+            replace=config.replace, epochs=config.presample,
+        )  # fmt: skip
 
     def make() -> Store:
         return prepare(
-            resolved.source, ranks, data_options=resolved.data_options, partitioner=config.partitioner,
-            store=config.store, progress=config.progress != "never", check=check,
+            resolved.source, parts, data_options=resolved.data_options, partitioner=config.partitioner,
+            presample=presample, store=config.store, progress=config.progress != "never", check=check,
         )  # fmt: skip
 
     if not under_torchrun():
@@ -133,36 +146,38 @@ def _as_given(found: Store, options: DataOptions, store: Any) -> Store:
 
 
 def _write(
-    dataset: Dataset, parts: int, path: Path, made_how: dict[str, Any], is_cache: bool, progress: bool
-) -> Store:
+    dataset: Dataset, parts: int, path: Path, made_how: dict[str, Any], presample: PresampleOptions | None,
+    is_cache: bool, progress: bool,
+) -> Store:  # fmt: skip
     """Partition `dataset` and write it to `path`; where another process was faster, use what it wrote."""
-    part_of = assign(dataset, parts, method=made_how["partitioner"], seed=made_how["seed"])
+    made = partitioned(dataset, parts, made_how["partitioner"], made_how["seed"], presample, progress)
     try:
         return write_store(
             dataset,
-            part_of,
+            made.part_of,
             path,
             options=made_how,
-            report=report(dataset, part_of, parts),
+            report=made.report,
             progress=progress,
+            presampled=made.hotness,
             num_parts=parts,
             overwrite=is_cache,
         )
     except (UserError, OSError):
         # The rename fails where the folder has appeared meanwhile.
-        winner = _open_kept(path, made_how["key"])
+        winner = _open_kept(path, made_how["key"], made_how["presample"])
         if winner is None:
             raise
         return winner
 
 
-def _open_cached(path: Path, key: str) -> Store | None:
+def _open_cached(path: Path, key: str, sampling: dict[str, Any] | None) -> Store | None:
     """The cached store at `path`; None where there is none, or it was damaged and is removed."""
     if not path.exists():
         return None
     try:
         found = Store.open(path)
-        if _key_of(found) == key:
+        if (_made_how(found).get("key"), _made_how(found).get("presample")) == (key, sampling):
             return found
     except UserError:
         pass
@@ -176,31 +191,39 @@ def _open_cached(path: Path, key: str) -> Store | None:
     return None
 
 
-def _open_kept(path: Path, key: str) -> Store | None:
-    """The store that `--store` names; None where the path is free. UserError where it holds another."""
+def _open_kept(path: Path, key: str, sampling: dict[str, Any] | None) -> Store | None:
+    """The store that `--store` names; None where the path is free. UserError where it holds another.
+
+    How it was presampled changes the speed of a run, not its results, so another way is no reason to refuse it.
+    """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
     if not is_store(path):
         check_target(path, overwrite=False)
     found = Store.open(path)
-    if _key_of(found) != key:
+    if _made_how(found).get("key") != key:
         raise wrong(
             "--store",
             f"{path}, a store made from other data, with other options or for another number of parts",
             "the store this run would make, or a free path",
             "choose another path, or remove it",
         )
+    if _made_how(found).get("presample") != sampling:
+        warn_once(
+            f"presampled otherwise {path}",
+            f"the store {path} was presampled with other options than this run's; remove it to have it made anew",
+        )
     return found
 
 
-def _key_of(store: Store) -> str | None:
-    return store.meta["options"].get("partition", {}).get("key")
+def _made_how(store: Store) -> dict[str, Any]:
+    return store.meta["options"].get("partition", {})
 
 
 def _key(
     data: str | os.PathLike | Dataset, options: DataOptions, partitioner: str, parts: int, seed: int
 ) -> tuple[str, str]:
-    """What tells this store from others, as a hex digest, and a readable name for it."""
+    """What tells this store from others but its presampling, as a hex digest, and a readable name for it."""
     if isinstance(data, Dataset):
         fingerprint, name = _dataset_digest(data), data.name
     else:

@@ -27,7 +27,7 @@ from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
 from tgnn.sampling.samplers import check_sampler
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
-from tgnn.training.config import BEST_FILE, LAST_FILE, Resolved, TrainConfig
+from tgnn.training.config import BEST_FILE, LAST_FILE, TrainConfig, size_in_bytes
 from tgnn.training.inference import LayerwiseInference, autocast
 from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
 from tgnn.training.metrics import (
@@ -40,6 +40,7 @@ from tgnn.training.metrics import (
     provenance,
     summarise,
 )
+from tgnn.training.resolve import Resolved
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 # Least seconds between progress lines where there is no terminal for a bar: after epochs, inside long ones.
@@ -66,6 +67,11 @@ def build_model(config: TrainConfig, store: Store) -> GNN:
     return model.double() if config.dtype == "float64" else model
 
 
+def exchange_dtype(config: TrainConfig) -> torch.dtype | None:
+    """The number format of rows on the wire: None where the rows' own is as narrow or asked for."""
+    return torch.bfloat16 if config.exchange_dtype == "bfloat16" else None
+
+
 def build_optimizer(config: TrainConfig, model: GNN) -> torch.optim.Optimizer:
     """The optimizer of a run; Adam and AdamW in their fused form."""
     parameters, rate, decay = model.parameters(), config.lr, config.weight_decay
@@ -88,9 +94,14 @@ class Trainer:
         self.dtype, self.clock = DTYPES[config.dtype], StageClock()
         self.loader = Loader(
             store, config.fanouts, config.batch_size, parallel=config.parallel, sampler=config.sampler,
-            replace=config.replace, seed=config.seed, prefetch=config.prefetch, stage=self.clock.stage,
+            replicas=config.replicas, replace=config.replace, seed=config.seed, prefetch=config.prefetch,
+            feature_cache=size_in_bytes(config.feature_cache), halo_cache=size_in_bytes(config.halo_cache),
+            exchange_dtype=exchange_dtype(config), graph_placement=config.graph_placement, stage=self.clock.stage,
         )  # fmt: skip
-        self.inference = LayerwiseInference(store, chunk_edges=config.inference_edges, dtype=self.dtype)
+        # Every group of ranks holds the whole graph, and evaluates it alike.
+        self.group = self.loader.group
+        how = {"chunk_edges": config.inference_edges, "dtype": self.dtype}
+        self.inference = LayerwiseInference(store, self.group, **how)
         self.model = build_model(config, store).to(self.comm.device)
         self.optimizer = build_optimizer(config, self.model)
         self.run_dir = run_dir
@@ -153,7 +164,7 @@ class Trainer:
         """One optimizer step; returns (sum of the batch's losses over all ranks, whether any rank is to
         stop).
         """
-        clock, sent = self.clock, self.comm.bytes_sent
+        clock, sent = self.clock, self.group.bytes_sent
         with clock.stage("forward"), autocast(self.dtype, self.comm.device):
             batch.x = batch.x.to(self.dtype)
             total = loss_sum(self.model(batch), batch.y, self.store.task)
@@ -169,7 +180,7 @@ class Trainer:
             if not math.isfinite(loss):
                 raise self._diverged("the loss", loss)
             self.optimizer.step()
-        batch.work["exchange_bytes"] += self.comm.bytes_sent - sent
+        batch.work["exchange_bytes"] += self.group.bytes_sent - sent
         return loss, stop > 0
 
     def _diverged(self, what: str, got: object) -> UserError:
@@ -237,9 +248,9 @@ class Trainer:
         labels = torch.from_numpy(part.labels).to(logits.device)
         for split in ("train", "val", "test"):
             rows = torch.from_numpy(getattr(part, split)).to(logits.device)
-            figures[f"{split}_acc"] = evaluate(logits[rows], labels[rows], self.metric, self.comm)[0]
+            figures[f"{split}_acc"] = evaluate(logits[rows], labels[rows], self.metric, self.group)[0]
             if split == "val":
-                figures["val_loss"] = mean_loss(logits[rows], labels[rows], self.store.task, self.comm)
+                figures["val_loss"] = mean_loss(logits[rows], labels[rows], self.store.task, self.group)
         return figures
 
     def _is_better(self, figures: dict[str, float | None]) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tgnn.kernels import Block, attention, edge_softmax, last_ran, rng, segment_triton, use_backend
+from tgnn.kernels import Block, attention, edge_softmax, last_ran, rng, segment_triton, tuning, use_backend
 from tgnn.kernels.attention import KINDS, edge_keep
 
 pytestmark = pytest.mark.usefixtures("triton_backend")
@@ -126,6 +126,29 @@ def test_hubs_in_pieces_with_dropout(random_block, short_pieces, assert_near, de
     block = random_block(n_dst=3, n_src=3, most=4, seed=3)
     leaves = inputs(block, kind, heads=5, width=6, dtype=dtype, score_width=3)
     check(block, kind, leaves, assert_near, device, dropout=0.4)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_every_kernel_of_a_call_is_looked_up(random_block, short_pieces, device, dtype):
+    """Also the one that merges pieces; what is compiled ahead of time is what a launch takes by default."""
+    from tgnn.kernels import attention_triton
+
+    block = random_block()
+    leaves = {name: leaf.to(device) for name, leaf in inputs(block, "dot", 4, 16, dtype).items()}
+    block = block.to(device)
+    merge = next(spec for spec in attention_triton.SPECS if spec.name == "attention_merge")
+    with tuning.trial({}) as asked:
+        out = call(block, "dot", leaves)
+        out.sum().backward()
+    names = {"attention_forward_dot", "attention_merge", "attention_backward_rows_dot",
+             "attention_backward_sources_dot", "spmm_finish"}  # fmt: skip
+    assert {question.spec.name for question in asked.values()} == names
+    for question in asked.values():
+        if question.spec.op == "attention" and question.spec is not merge:
+            assert question.width == 16
+            assert question.candidates == question.spec.configs(32 if dtype == F64 else 16)
+    with tuning.trial({"attention_merge": merge.candidates(16, dtype)[1]}):
+        torch.testing.assert_close(call(block, "dot", leaves), out, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 9])

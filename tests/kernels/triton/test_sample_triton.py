@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tgnn.errors import UserError
 from tgnn.kernels import last_ran, rng, sample_neighbors, use_backend
 from tgnn.kernels.sample_weighted import DrawWeights
 
@@ -131,9 +130,58 @@ def test_a08_edges_beyond_32_bits(kind: str, device: str):
         assert found[1].edge.min() >= start and found[1].src.max() == 2
 
 
-def test_a_fanout_too_wide_for_the_kernel_is_refused_where_triton_was_asked_for(device: str):
-    indptr, indices, _ = random_csr()
-    rows = torch.tensor([4, 0])
-    on = [x.to(device) for x in (indptr, indices, rows, rows)]
-    with use_backend("triton"), pytest.raises(UserError, match="got 'triton' with a fanout of 2000"):
-        sample_neighbors(*on, 2000, KEY)
+NO_LABOR = [kind for kind in KINDS if kind != "labor"]
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fanout counts as one whose draws do not fit in registers."""
+    from tgnn.kernels import sample_triton
+
+    monkeypatch.setattr(sample_triton, "WIDEST", 0)
+    for name in ("launch_rows", "sample_weighted_triton"):
+        monkeypatch.setattr(sample_triton, name, None)
+
+
+@pytest.mark.parametrize("kind", NO_LABOR)
+@pytest.mark.parametrize("fanout", [1, 2, 5, 12, 17, 59])
+def test_draws_in_global_memory_equal_torch(kind: str, fanout: int, device: str, wide):
+    """The hub has 60 in-edges: at a fanout of 59 most of Floyd's draws meet earlier ones, step after step."""
+    dtype = torch.int32 if fanout % 2 else torch.int64
+    indptr, indices, weight = random_csr(dtype=dtype)
+    rows = torch.tensor([4, 0, 3, 39, 7, 7, 21, 5, 12, 4, 4, 4]).to(dtype)
+    ids = torch.tensor([2**40, 5, 6, 0, 1, 2, 2**31, 9, 17, 1, 2, 3])
+    check_equal(both(kind, indptr, indices, weight, rows, ids, fanout, device))
+
+
+@pytest.mark.parametrize("kind", NO_LABOR)
+def test_a07_draws_in_global_memory_without_rows_or_edges(kind: str, device: str, wide):
+    none = torch.zeros(0, dtype=torch.int64)
+    for indptr, rows in ((torch.zeros(5, dtype=torch.int64), torch.arange(4)), (torch.tensor([0, 0]), none)):
+        check_equal(both(kind, indptr, none, torch.zeros(0), rows, rows, 3, device))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fanout", [1025, 1600])
+def test_a_fanout_wider_than_registers_equals_torch(kind: str, fanout: int, device: str):
+    indptr, indices, weight = random_csr(n=9, hub=1601)
+    rows = torch.tensor([4, 3, 1, 4])
+    check_equal(both(kind, indptr, indices, weight, rows, rows + torch.arange(4), fanout, device))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "weighted", "labor"])
+def test_a_fanout_of_any_size_gives_all_in_edges(kind: str, device: str):
+    indptr, indices, weight = random_csr(n=9)
+    found = both(kind, indptr, indices, weight, torch.arange(9), torch.arange(9), (1 << 31) - 1, device)
+    check_equal(found)
+    assert len(found[1].edge) == (int((weight > 0).sum()) if kind == "weighted" else len(indices))
+
+
+def test_floyds_steps_follow_earlier_ones(device: str):
+    """The docstring's example: in-degree 5, three draws."""
+    from tgnn.kernels import sample_wide_triton
+
+    indptr, zero = torch.tensor([0, 5], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    draws = torch.tensor([1, 1, 3], dtype=torch.int32, device=device)
+    picks = sample_wide_triton._floyd((indptr, zero, zero, zero), draws, 3)
+    assert picks.tolist() == [1, 3, 4]

@@ -1,8 +1,9 @@
 """DGL's files (`dgl.save_graphs` and `dgl.distributed.partition_graph`) as data sets, without DGL.
 
 Vertex data `feat`, `label`, `train_mask`, `val_mask` and `test_mask` and edge data `weight` are taken; other
-data is left, and the record names it. Ids are the file's own; where it says which original vertices they are
-(`orig_id`), `original_names` keeps that. One graph of one vertex and one edge type is read.
+data is left, and the record names it. Ids are the file's own; where it says what their source calls the
+vertices (`orig_name`) or which original ones they are (`orig_id`), `original_names` keeps that. One graph of
+one vertex and one edge type is read.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from tgnn.data.dgl_format import (
     INNER_NODE,
     LABELS,
     MASKS,
+    NAME,
     NODE_TYPE,
     ORIGINAL_ID,
     WEIGHT,
     PartitionBook,
+    original_names,
     read_book,
 )
 from tgnn.data.graph import Dataset, Graph
@@ -164,7 +167,7 @@ def _dataset(
     record: dict[str, Any],
 ) -> Dataset:
     """The data set of edges [2, E] in edge id order with DGL's data by name."""
-    left = sorted({*vertex_data} - {*FIELD_NAMES, ORIGINAL_ID})
+    left = sorted({*vertex_data} - {*FIELD_NAMES, ORIGINAL_ID, NAME})
     if left and not {FEATURES, LABELS} <= vertex_data.keys():
         absent = " and ".join(field for field in (FEATURES, LABELS) if field not in vertex_data)
         warn_once(f"dgl {path}", f"{path} has no {absent}; its {', '.join(left)} are not used")
@@ -183,7 +186,7 @@ def _dataset(
             vertex_data.get(LABELS),
             **masks,
             options=record,
-            original_names=None if ORIGINAL_ID not in vertex_data else np.array(vertex_data[ORIGINAL_ID]),
+            original_names=original_names(vertex_data),
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.lib import format as npy_format
 
 from tgnn.errors import UserError, wrong
@@ -44,6 +45,16 @@ def load_npy(path: Path, mmap: bool = False) -> np.ndarray:
     """The array in a `.npy` file, memory-mapped read-only where asked."""
     with reading(path):
         return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+
+
+def load_sparse(path: Path) -> Any:
+    """The matrix in a file of `scipy.sparse.save_npz`, checked."""
+    with reading(path):
+        matrix = sp.load_npz(path)
+        # scipy itself would read and write beside the arrays of a damaged one.
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)
+        return matrix
 
 
 def mapped_array(path: Path, key: str) -> np.ndarray | None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from tgnn.data.arrays import as_ids
-from tgnn.data.readers.npz import load_npy, open_npz, reading
+from tgnn.data.readers.npz import load_npy, load_sparse, open_npz, reading
 from tgnn.data.readers.text import ID, LABEL, NUMBER, WORD, Block, read_blocks
 from tgnn.errors import UserError, wrong
 
@@ -68,8 +67,7 @@ def read_features(path: Path) -> Any:
     if path.suffix == ".npy":
         return load_npy(path, mmap=True)
     if path.suffix == ".npz":
-        with reading(path):
-            return sp.load_npz(path)
+        return load_sparse(path)
     if path.name.removesuffix(".gz").endswith(".csv"):
         blocks = read_blocks(path, lambda fields: [NUMBER] * len(fields))
         return np.concatenate([np.stack(block.columns, axis=1).astype(np.float32) for block in blocks])
