@@ -66,6 +66,16 @@ def test_a_store_is_planned_for_its_parts(tmp_path: Path, capsys: pytest.Capture
     assert "2 x split 2" in capsys.readouterr().out
 
 
+def test_a_store_is_partitioned_anew_for_other_numbers(data: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The store has the whole graph: what is planned from it is what is planned from its data."""
+    store = str(store_of(small_dataset(), 2, tmp_path).path)
+    tables = []
+    for source in (data, store):
+        assert run_command(plan.main, [source, "--gpus", "1,3", "--profile", "cpu", *SMALL]) == 0
+        tables.append(capsys.readouterr().out.splitlines()[2:5])
+    assert tables[0] == tables[1]
+
+
 def test_a_profile_file(data: str, tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "mine.json"
     dataclasses.replace(load_profile("cpu"), name="mine").save(path)
@@ -109,8 +119,6 @@ def test_wrong_files_are_one_sentence(data: str, tmp_path: Path, capsys: pytest.
     empty = tmp_path / "empty.npz"
     save_npz(dataclasses.replace(small_dataset(), train=np.empty(0, np.int64)), empty)
     cases = [
-        ([store, "--gpus", "4", "--profile", "cpu"], "--parts 4"),
-        ([store, "--gpus", "1,8", "--profile", "cpu"], "--parts 8"),
         ([data, "--profile", str(damaged)], "a damaged file"),
         ([str(empty), "--profile", "cpu"], "no training vertices"),
         (["no-such-data", "--profile", "cpu"], "no-such-data"),

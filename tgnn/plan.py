@@ -16,13 +16,14 @@ from typing import Any
 from tgnn.data.graph import Dataset
 from tgnn.data.options import DataOptions
 from tgnn.errors import run_command, wrong
+from tgnn.partition.restore import dataset_of
 from tgnn.partition.store import Store
 from tgnn.training.config import TrainConfig
 from tgnn.training.flags import Parser, add_flags, option, options_from_args
 from tgnn.training.measure import measure
 from tgnn.training.metrics import write_json
 from tgnn.training.planner import DEFAULT_STEPS, Row, measured_path, plan, profile_of, recommend
-from tgnn.training.prepare import is_store, prepare_for_ranks
+from tgnn.training.prepare import is_store, prepare, prepare_for_ranks, presampling
 from tgnn.training.profile import Profile, built_in, load_profile
 from tgnn.training.resolve import Resolved, read_toml
 from tgnn.training.trainer import check_draw_weights, check_run
@@ -86,7 +87,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[Resolved, PlanOptions]:
         usage="%(prog)s [STORE|DATA] [options]",
         description="Predict step time and memory of training on several ranks, without training.",
     )
-    parser.add_argument("data", nargs="?", metavar="DATA", help="a dataset's name, a path, or a store")
+    named = "a dataset's name (fetched into $TGNN_DATA, from $TGNN_DATA_URL where that is set)"
+    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{named}, a path, or a store")
     parser.add_argument("--config", metavar="FILE.toml", help="options of training; flags override it")
     for cls, title in ((PlanOptions, "plan"), (TrainConfig, "training"), (DataOptions, "data")):
         add_flags(parser, cls, title)
@@ -136,12 +138,21 @@ def _stores(resolved: Resolved, options: PlanOptions) -> tuple[Callable[[int], S
     if is_store(resolved.source):
         store = Store.open(resolved.source)
         check(store)
-        gpus = options.gpus or (store.num_parts * config.replicas,)
-        for count in gpus:
-            # Any store has the whole graph: one rank can be planned from each.
-            if count != 1 and count != store.num_parts * config.replicas:
-                store.require_parts(count // config.replicas)
-        return (lambda parts: store), gpus
+
+        @functools.cache
+        def other(parts: int) -> Store:
+            # Any store has the whole graph: one rank can be planned from each, other numbers are partitioned anew.
+            if parts in (1, store.num_parts):
+                return store
+            return prepare(
+                dataset_of(store),
+                parts,
+                partitioner=config.partitioner,
+                presample=presampling(config),
+                check=check,
+            )
+
+        return other, options.gpus or (store.num_parts * config.replicas,)
     gpus = options.gpus or (1, 2, 4, 8)
     # A store is one group's, whatever the number of groups.
     group = resolved._replace(config=dataclasses.replace(config, replicas=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 from tgnn.data.graph import Dataset
 from tgnn.errors import run_command
-from tgnn.parallel.comm import check_device, torchrun_int, under_torchrun
+from tgnn.parallel.comm import check_device, rank_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
-from tgnn.training.config import LAST_FILE
+from tgnn.training.config import LAST_FILE, TrainConfig
 from tgnn.training.metrics import RunLog, check_run_dir, create_run_dir, format_summary
+from tgnn.training.planner import choose
 from tgnn.training.prepare import prepare_for_ranks
 from tgnn.training.resolve import Resolved, resolve
 from tgnn.training.trainer import check_draw_weights, check_run, train_rank, writing
@@ -40,7 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             trained_on.check_dataset(dataset_fingerprint(data))
 
     store = prepare_for_ranks(resolved, ranks, check)
+    device = rank_device(config.device, 0, ranks).type
+    says = not under_torchrun() or torchrun_int("RANK") == 0
+    if config.parallel == "auto":
+        mode, reason = choose(store, config, ranks, device)
+        resolved = resolved._replace(config=dataclasses.replace(config, parallel=mode))
+        config = resolved.config
+        if says:
+            print(reason)
     run_dir = _run_dir(resolved, store.name)
+    if says:
+        print(_opening(config, store, ranks, device), flush=True)
     how = {"ranks": ranks, "device": config.device, "timeout": config.timeout}
     summary = launch(train_rank, resolved, store, run_dir, **how)
     if summary is None:
@@ -53,6 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         more = f"--patience {trained_on.stale + 10}, or with --patience 0"
         print(f"nothing was trained: the run is out of --patience {config.patience}; go on with {more}")
     return _report(summary, run_dir)
+
+
+def _opening(config: TrainConfig, store: Store, ranks: int, device: str) -> str:
+    """One line that says what is trained on what, where."""
+    train = len(store.split_ids("train"))
+    graph = (
+        f"{store.name}: {store.num_vertices:,} vertices, {store.num_edges:,} in-edges, {train:,} for training"
+    )
+    groups = "" if config.replicas == 1 else f" in {config.replicas} groups"
+    where = f"{ranks} rank{'' if ranks == 1 else 's'}{groups} ({config.parallel}, {device})"
+    model = f"{config.model}, {len(config.fanouts)} layers of width {config.hidden}"
+    return f"training           {model}, on {graph}; {where}"
 
 
 def _run_dir(resolved: Resolved, name: str) -> Path | None:

@@ -89,9 +89,13 @@ def test_same_sample_loss_gradients_and_weights(seen: Any, ranks: int, option: s
     edges = [[step["edges"] for step in one[model, option]["steps"]] for one in seen(ranks)]
     for step in range(STEPS):
         whole = expected["steps"][step]["edges"].unique(dim=0)
-        torch.testing.assert_close(torch.cat([one[step] for one in edges]).unique(dim=0), whole, rtol=0, atol=0)
+        torch.testing.assert_close(
+            torch.cat([one[step] for one in edges]).unique(dim=0), whole, rtol=0, atol=0
+        )
     for rank, one in enumerate(seen(ranks)):
-        for number, (step, right) in enumerate(zip(one[model, option]["steps"], expected["steps"], strict=True)):
+        for number, (step, right) in enumerate(
+            zip(one[model, option]["steps"], expected["steps"], strict=True)
+        ):
             what = f"rank {rank}, step {number}"
             near(step["loss"], right["loss"], 1e-9, f"{what}, loss")
             for name, gradient in right["gradients"].items():
@@ -132,8 +136,12 @@ def test_halo_cache_saves_the_rows_it_holds(seen: Any, ranks: int):
         assert work(seen, ranks, "sage-mean", option, "exchange_bytes") < plain["exchange_bytes"]
     for one in seen(ranks):
         for step in one["sage-mean", everything]["steps"]:
-            assert step["work"]["halo_cache_rows"] + step["work"]["feature_rows_loaded"] <= len(step["input"][0])
-    loaded = [work(seen, ranks, "sage-mean", name, "feature_rows_loaded") for name in ("plain", some, everything)]
+            assert step["work"]["halo_cache_rows"] + step["work"]["feature_rows_loaded"] <= len(
+                step["input"][0]
+            )
+    loaded = [
+        work(seen, ranks, "sage-mean", name, "feature_rows_loaded") for name in ("plain", some, everything)
+    ]
     assert loaded[0] > loaded[1] > loaded[2]
 
 

@@ -35,9 +35,9 @@ NARROW_ESCAPES = [
 # Kernels of row ops whose main loop has no 128-bit load, (kernel, target) -> why that will do.
 _MERGE = "adds parts of a hub row, one head of 64 columns a warp: 8 bytes a lane fill it"
 NARROW = {("attention_merge", target): _MERGE for target in aot.TARGETS}
-NARROW["spmm_extreme", "gfx942"] = (
-    "Triton gives a lane 64 bits there: a wave of 64 still reads a row of 512 bytes"
-)
+_WAVE = "Triton gives a lane 64 bits there: a wave of 64 still reads 512 bytes at once"
+for _name in ("spmm_extreme", "attention_backward_rows_gatv2", "attention_backward_rows_gatv2_dropout"):
+    NARROW[_name, "gfx942"] = _WAVE
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +69,7 @@ def fullest(specs: list[KernelSpec]) -> list[KernelSpec]:
 @pytest.mark.parametrize("target", aot.TARGETS)
 @pytest.mark.parametrize("op", sorted(TRITON_MODULES))
 def test_default_configurations_are_fit(op: str, target: str) -> None:
-    """All variants on sm_90 and gfx942, of the others the fullest, at one width: in a minute or two. All of them, by
+    """All variants on sm_90, and attention's on gfx942, else the fullest, at one width: in two minutes. All of them, by
 
         python tools/autotune.py --compile-only --defaults --arch sm_80,sm_90,sm_100,gfx942 \\
             --dtypes float32,bfloat16,float16,float64 --widths 1,3,16,31,32,64,100,128,256,512,1024
@@ -79,7 +79,7 @@ def test_default_configurations_are_fit(op: str, target: str) -> None:
     specs = [spec for spec in aot.registered().values() if spec.op == op]
     assert specs, f"{op} is registered without a kernel"
     found = []
-    for spec in specs if target in ("sm_90", "gfx942") else fullest(specs):
+    for spec in specs if (op, target) == ("attention", "gfx942") or target == "sm_90" else fullest(specs):
         found += problems(spec, compiled(spec, target))
     assert found == []
 
@@ -91,7 +91,7 @@ def test_defaults_that_once_spilled_do_not(name: str, target: str, dtype: torch.
 
 def test_a_wave_of_64_lanes_makes_programs_of_as_many_threads() -> None:
     """What the compiler wrote for AMD: waves of 64 lanes, half as many as warps of 32, and nothing in scratch."""
-    for spec in aot.registered().values():
+    for spec in fullest(list(aot.registered().values())):
         made = compiled(spec, "gfx942")
         about = dict(re.findall(r"^\s*\.(\w+):\s+(\d+)$", Path(made.assembly).read_text(), re.MULTILINE))
         assert about["wavefront_size"] == "64", spec.name

@@ -98,8 +98,8 @@ def test_a20_memory_is_a_small_multiple_of_the_graph(tmp_path: Path, method: str
 
 @needs_peak
 def test_a20_presampling_and_partitioning_a_symmetric_graph_takes_a_smaller_one(tmp_path: Path) -> None:
-    """Four times the in-edge CSR beside it, some of that in pieces of fixed size: 3 in all for 65M edges."""
-    vertices, degree = 300_000, 24
+    """Six times the in-edge CSR beside it, most of that in pieces of fixed size; 2 times for one of 65M edges."""
+    vertices, degree = 150_000, 24
     graph, partition, whole = measured(vertices, degree, "presampled lp", tmp_path / "store")
-    assert partition <= 4 * graph
-    assert whole <= 4 * graph + 2 * CHUNK_BYTES
+    assert partition <= 6 * graph
+    assert whole <= 6 * graph + 2 * CHUNK_BYTES

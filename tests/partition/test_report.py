@@ -94,3 +94,20 @@ def test_nothing_to_count() -> None:
 def test_an_assignment_of_another_length_is_refused() -> None:
     with pytest.raises(UserError, match="assignment"):
         report(hand_drawn(), np.zeros(11, np.int32), 2)
+
+
+def test_what_presampling_expects_is_a_table_of_the_partitions_that_were_tried() -> None:
+    found = report(hand_drawn(), np.zeros(12, int), 1)
+    found["expected"] = {
+        "steps": 8,
+        "redundancy": {"input_rows": 2.5, "edges": 1.25},
+        "partitions": {
+            "random": {"exchange_rows": [2000.4, 300.0], "balance": 1.01},
+            "presampled lp": {"exchange_rows": [500.0, 100.0], "balance": 1.049},
+        },
+    }
+    lines = format_report(json.loads(json.dumps(found))).splitlines()
+    assert "2.50 times the input rows, 1.25 times the in-edges" in lines[-4]
+    assert lines[-3].split("  ")[0] == "expected per step" and "layer 1" in lines[-3]
+    assert lines[-2].split() == ["random", "2,300", "2,000", "300", "1.010"]
+    assert lines[-1].split() == ["presampled", "lp", "600", "500", "100", "1.049"]

@@ -26,7 +26,7 @@ ACTIVATION_MODULES = {
 
 @dataclass(frozen=True)
 class Stack:
-    """A GNN taken apart; `check` has looked at every piece."""
+    """A GNN taken apart; `take_apart` has looked at every piece."""
 
     layers: Sequence[nn.Module]
     dropout: float

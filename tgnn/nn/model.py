@@ -139,7 +139,9 @@ class GNN(nn.Module):
         alone = self.training and batch.comm.ranks != current().ranks
         if alone and any(isinstance(module, SyncBatchNorm) for module in self.modules()):
             do = "sample with parallel='split' in one group, or use layer norm"
-            raise wrong("batch norm", "a batch of data mode or of replicas", "one that all ranks sampled together", do)
+            raise wrong(
+                "batch norm", "a batch of data mode or of replicas", "one that all ranks sampled together", do
+            )
 
     def before_layer(self, number: int, x: Tensor, ids: Tensor, key: int) -> Tensor:
         """A layer's input rows with dropout while training: [n, F] -> [n, F]; ids [n] are original vertex ids."""

@@ -89,7 +89,12 @@ class Halo:
 
 
 def start_exchange(
-    plan: ExchangePlan, x: Tensor, comm: Comm | None = None, dtype: torch.dtype | None = None, *, head: int = 0
+    plan: ExchangePlan,
+    x: Tensor,
+    comm: Comm | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    head: int = 0,
 ) -> Halo:
     """Start bringing halo rows in; a collective on more than one rank.
 

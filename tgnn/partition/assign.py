@@ -25,6 +25,8 @@ METHODS = ("lp", "metis", "random")
 SLACK = 1.05
 MOST_EMPTY_PARTS = 1024
 SLACK_EVALUATION = 1.10
+# Weights that are given are estimates of work to come, whose error must fit below SLACK as well.
+SLACK_GIVEN = 1.04
 # Of each row of a large graph so many entries are enough to find its communities; the last refinement sees all.
 SKETCH_ENTRIES = 8
 
@@ -142,6 +144,8 @@ def _constraints(
     for row, i in zip(weights, kept, strict=True):
         row[:] = rows[i]
     slack = np.array([SLACK] * (len(rows) - 2) + [SLACK_EVALUATION] * 2)
+    if vertex_weight is not None:
+        slack[1 : 1 + len(work)] = SLACK_GIVEN
     # The seeds of training are dealt as evenly as they can be: every step waits for the part with the most.
     spare = np.arange(len(rows)) > 0
     return weights, part_caps(weights, num_parts, slack[kept], spare[kept])

@@ -62,8 +62,9 @@ class CooperativeSampler(NeighborSampler):
                 cached_id, asking = asking[is_cached], asking[~is_cached]
                 ask_counts = torch.searchsorted(asking, self._offsets).diff().tolist()
             asked_counts = self.comm.all_to_all_counts(ask_counts)
-            asked, _ = self.comm.all_to_all_rows(asking, ask_counts, asked_counts)
-            asked = asked - first
+            # Ids travel in the width in which the store has them.
+            asked, _ = self.comm.all_to_all_rows(asking.to(drawn.src.dtype), ask_counts, asked_counts)
+            asked = asked.to(torch.int64) - first
         rows = table.number(frontier, torch.cat([own - first, asked]))
         new_id = torch.cat([rows + first, cached_id, asking])
         indices = self._sources.lookup_among(new_id, drawn.src)

@@ -19,11 +19,12 @@ from tgnn.sampling.cooperative import CooperativeSampler
 from tgnn.sampling.features import HaloCache, open_columns
 from tgnn.sampling.minibatch import MiniBatch, Stage, no_stage
 from tgnn.sampling.neighbor import Hop, NeighborSampler
-from tgnn.sampling.placement import feature_budget, halo_budget
+from tgnn.sampling.placement import Budget, device_memory_left, feature_budget, halo_budget
 from tgnn.sampling.samplers import check_sampler, uses_sources
 from tgnn.sampling.topology import Topology
 
 MODES = ("split", "data")
+PLACEMENTS = ("auto", "device", "pinned")
 
 
 class Loader:
@@ -72,6 +73,12 @@ class Loader:
         self._check()
         check_sampler(sampler, replace, self.store.has_edge_weight)
         drawing = {"sampler": sampler, "replace": replace, "seed": seed, "stage": stage}
+        # Batches that are prepared on a stream of their own need collectives that do not queue behind the step's.
+        self._stream = None
+        if self.comm.device.type == "cuda" and prefetch > 0:
+            self._stream = torch.cuda.Stream(self.comm.device)
+        self._sampling_comm = self.group if self._stream is None else self.group.duplicate()
+        self._auto = (feature_cache is None, halo_cache is None)
         self._place(drawing, feature_cache, halo_cache, graph_placement)
         self._seed_ids, self._seed_new = seeds_of(self.store, split)
 
@@ -81,21 +88,49 @@ class Loader:
         """Open what this rank samples and reads, and put it where it belongs."""
         store, group, device, rank = self.store, self.group, self.comm.device, self.group.rank
         self.halo_cache = None
+        if graph_placement not in PLACEMENTS:
+            raise wrong(
+                "graph_placement", repr(graph_placement), " or ".join(PLACEMENTS), "choose one of these"
+            )
+        if graph_placement == "pinned" and device.type == "cpu":
+            do = "leave it out, or run on GPUs"
+            raise wrong("graph_placement", "pinned for ranks on the CPU", "auto or device", do)
         if self.parallel == "split":
             by_source = uses_sources(drawing["sampler"])
-            self.topology = Topology.of_part(store, rank, device, source_ids=by_source)
+            self.topology = Topology.of_part(
+                store, rank, device, source_ids=by_source, placement=graph_placement
+            )
             size = halo_budget(halo_cache, device, self.comm.ranks)
             if size and group.ranks > 1 and store.num_features:
                 self.halo_cache = HaloCache(store, rank, size, device)
-            self.sampler = CooperativeSampler(self.topology, group, halo_cache=self.halo_cache, **drawing)
+            self.sampler = CooperativeSampler(
+                self.topology, self._sampling_comm, halo_cache=self.halo_cache, **drawing
+            )
             self._exchange_comm, parts = group, [rank]
         else:
-            self.topology = Topology.of_whole(store, device)
+            self.topology = Topology.of_whole(store, device, placement=graph_placement)
             self.sampler = NeighborSampler(self.topology, **drawing)
             self._exchange_comm, parts = Comm(device=device), list(range(store.num_parts))
         self._features, self._labels = open_columns(store, parts)
         if self._features is not None:
             self._features.place(feature_budget(feature_cache, device, self.comm.ranks), device)
+
+    def fill_device(self) -> None:
+        """On a GPU, where a cache's size was left to be found: give it what a measured step has left of the memory.
+
+        To be called once, after a step. A rank's caches are its own matter: the others need not do the same.
+        """
+        device, features = self.comm.device, self._features
+        if device.type != "cuda" or features is None or not any(self._auto):
+            return
+        left = device_memory_left(device)
+        if self._auto[0]:
+            budget = feature_budget(None, device, self.comm.ranks)
+            features.place(Budget(left, budget.pinned_bytes), device)
+            left -= features.cached_rows * features.row_bytes
+        if self._auto[1] and self.parallel == "split" and self.group.ranks > 1:
+            self.halo_cache = HaloCache(self.store, self.group.rank, left, device)
+            self.sampler.halo_cache = self.halo_cache
 
     def placement(self) -> dict[str, Any]:
         """Where this rank's data lie, and how many bytes they take there."""
@@ -103,7 +138,7 @@ class Loader:
         row = 0 if features is None else features.row_bytes
         cached, pinned = (0, 0) if features is None else (features.cached_rows, features.pinned_rows)
         return {
-            "graph": self.topology.indices.device.type,
+            "graph": "pinned" if self.topology.is_pinned else self.topology.indices.device.type,
             "graph_bytes": self.topology.num_bytes,
             "feature_cache_bytes": cached * row,
             "pinned_feature_bytes": pinned * row,
@@ -148,10 +183,30 @@ class Loader:
         ready: deque[MiniBatch] = deque()
         order = self._order(epoch)
         for step in range(start, len(self)):
-            ready.append(self._prepare(order, epoch, step))
+            ready.append(self._prepare_aside(order, epoch, step))
             if len(ready) > self.prefetch:
-                yield ready.popleft()
-        yield from ready
+                yield self._handed_out(ready.popleft())
+        while ready:
+            yield self._handed_out(ready.popleft())
+
+    def _prepare_aside(self, order: Tensor, epoch: int, step: int) -> MiniBatch:
+        """`_prepare`, on a GPU on the stream of its own: the step under way goes on meanwhile."""
+        if self._stream is None:
+            return self._prepare(order, epoch, step)
+        with torch.cuda.stream(self._stream):
+            batch = self._prepare(order, epoch, step)
+            batch.ready = self._stream.record_event()
+        return batch
+
+    def _handed_out(self, batch: MiniBatch) -> MiniBatch:
+        """The batch, for the current stream to use."""
+        if self._stream is not None:
+            with self.stage("wait"):
+                stream = torch.cuda.current_stream(self.comm.device)
+                stream.wait_event(batch.ready)
+                for tensor in batch.tensors():
+                    tensor.record_stream(stream)
+        return batch
 
     def _order(self, epoch: int) -> Tensor:
         """A permutation of the seeds' indices: by keyed number, which is the same on every rank."""
@@ -162,7 +217,10 @@ class Loader:
         )
 
     def _prepare(self, order: Tensor, epoch: int, step: int) -> MiniBatch:
-        batch, sent = order[step * self.batch_size : (step + 1) * self.batch_size], self.group.bytes_sent
+        batch, sent = (
+            order[step * self.batch_size : (step + 1) * self.batch_size],
+            self._sampling_comm.bytes_sent,
+        )
         with self.stage("sample"):
             new = self._seed_new[batch]
             if self.parallel == "split":
@@ -173,7 +231,7 @@ class Loader:
             rows = (new - self.topology.first).to(self.comm.device)
         hops = self.sampler.sample(rows, self.fanouts, epoch, step)
         ready = self._load(hops, rows, batch.numel(), epoch, step)
-        ready.work["exchange_bytes"] = self.group.bytes_sent - sent
+        ready.work["exchange_bytes"] = self._sampling_comm.bytes_sent - sent
         return ready
 
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,11 +55,21 @@ class MiniBatch:
     stage: Stage = no_stage
     exchange_dtype: torch.dtype | None = None
     """Number format of halo rows on the wire; None: the rows' own."""
+    ready: Any = None
+    """On a GPU the event after which another stream may read the batch."""
 
     @property
     def seeds(self) -> Tensor:
         """Original ids of this rank's seeds, int64 [B]."""
         return self.ids[-1]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that the batch holds."""
+        for block in self.blocks:
+            yield from (value for value in vars(block).values() if isinstance(value, Tensor))
+        yield from (plan.send_rows for plan in self.plans)
+        yield from self.ids
+        yield from (value for value in (self.x, self.y) if value is not None)
 
     def dropout_key(self, purpose: int, layer: int) -> int:
         """The key of a layer's dropout in this step; `purpose` is rng.FEATURE_DROPOUT or rng.ATTENTION_DROPOUT."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tgnn.kernels import rng
 from tgnn.kernels.block import Block
+from tgnn.kernels.gather import gather
 from tgnn.kernels.sample import Sample, sample_neighbors
 from tgnn.kernels.sample_weighted import DrawWeights
 from tgnn.kernels.unique import DirectTable
@@ -100,7 +101,7 @@ class NeighborSampler:
                 source_id=self._source_id,
             )  # fmt: skip
             found = self._connect(frontier, drawn, is_input)
-            weight = None if topology.edge_weight is None else topology.edge_weight[drawn.edge]
+            weight = self._edge_weight(drawn.edge)
             if self._weights is not None:  # the draw counted the edges' own weights already
                 weight = self._weights.of_drawn(frontier, fanout, drawn.indptr, drawn.edge)
             block = Block(
@@ -114,6 +115,12 @@ class NeighborSampler:
                 degree_out=topology.degree_out[found.new_id],
             )
         return Hop(block, found.plan, found.rows, found.cached)
+
+    def _edge_weight(self, edge: Tensor) -> Tensor | None:
+        weight = self.topology.edge_weight
+        if weight is None or not self.topology.is_pinned:
+            return None if weight is None else weight[edge]
+        return gather(weight.new_empty(0, device=edge.device), edge, weight)
 
     def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:
         first = self.topology.first

@@ -11,6 +11,8 @@ import torch
 # Of the memory that is free when a run starts, over all ranks of this machine: on the CPU for a rank's own feature
 # rows (they are in the page cache as well) and for copies of other ranks'; on a GPU machine for pinned rows.
 FEATURE_SHARE, HALO_SHARE, PINNED_SHARE = 0.10, 0.10, 0.50
+# Of a GPU's free memory, at a run's start, for the in-edges; above it they are pinned in host memory.
+EDGE_SHARE = 0.40
 # Of a GPU's memory that is left after a measured step; the rest is for steps that are larger than that one.
 DEVICE_SHARE = 0.80
 
@@ -49,6 +51,16 @@ def device_memory_left(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
     return int(DEVICE_SHARE * max(0, free + held))
+
+
+def placement_of_edges(placement: str, num_bytes: int, device: torch.device | str) -> str:
+    """`device` or `pinned`, for edges of so many bytes; `auto` leaves most of a GPU's memory to the training."""
+    if placement != "auto":
+        return placement
+    if torch.device(device).type == "cpu":
+        return "device"
+    free, _ = torch.cuda.mem_get_info(device)
+    return "device" if num_bytes <= EDGE_SHARE * free else "pinned"
 
 
 def free_bytes() -> int:

@@ -116,7 +116,9 @@ def presample(
         "fanouts": list(fanouts), "batch_size": batch_size, "sampler": sampler, "replace": replace, "seed": seed,
         "epochs": epochs, "steps": count,
     }  # fmt: skip
-    return Presampled(options, count, *(np.divide(row, count, dtype=np.float32) for row in tally.counts.numpy()))
+    return Presampled(
+        options, count, *(np.divide(row, count, dtype=np.float32) for row in tally.counts.numpy())
+    )
 
 
 def planned_steps(

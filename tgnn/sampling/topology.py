@@ -15,6 +15,7 @@ from torch import Tensor
 from tgnn.data.graph import Graph
 from tgnn.partition.rows import degree_out
 from tgnn.partition.store import Part, Store
+from tgnn.sampling.placement import placement_of_edges
 
 
 @dataclass(eq=False)
@@ -43,6 +44,11 @@ class Topology:
         return self.end - self.first
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether the edges lie in host memory that a GPU reads."""
+        return self.indptr.is_cuda and not self.indices.is_cuda
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all its arrays."""
         arrays = (
@@ -53,23 +59,29 @@ class Topology:
 
     @classmethod
     def of_part(
-        cls, store: Store, part: int, device: torch.device | str = "cpu", *, source_ids: bool = False
-    ) -> Topology:
-        """What the owner of `part` can sample: its own vertices' in-edges; with `source_ids` all original ids too."""
+        cls, store: Store, part: int, device: torch.device | str = "cpu", *, source_ids: bool = False,
+        placement: str = "device",
+    ) -> Topology:  # fmt: skip
+        """What the owner of `part` can sample: its own vertices' in-edges; with `source_ids` all original ids too.
+
+        `placement` of the edges: `device`, `pinned` host memory, or `auto`, which is the device where they take no
+        more than a share of its free memory.
+        """
         mine = store.part(part)
         offsets = _offsets(store)
-        made = cls._make(offsets[part], offsets[part + 1], [mine], store, device)
+        made = cls._make(offsets[part], offsets[part + 1], [mine], store, device, placement)
         if source_ids:
             parts = range(store.num_parts)
             made.source_id = _tensor([store.part(number).original_id for number in parts], device)
         return made
 
     @classmethod
-    def of_whole(cls, store: Store, device: torch.device | str = "cpu") -> Topology:
-        """The whole graph, its parts one after the other."""
-        made = cls._make(
-            0, store.num_vertices, [store.part(p) for p in range(store.num_parts)], store, device
-        )
+    def of_whole(
+        cls, store: Store, device: torch.device | str = "cpu", *, placement: str = "device"
+    ) -> Topology:
+        """The whole graph, its parts one after the other; `placement` as in `of_part`."""
+        parts = [store.part(p) for p in range(store.num_parts)]
+        made = cls._make(0, store.num_vertices, parts, store, device, placement)
         made.source_id = made.original_id
         return made
 
@@ -93,8 +105,10 @@ class Topology:
 
     @classmethod
     def _make(
-        cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str
+        cls, first: int, end: int, parts: list[Part], store: Store, device: torch.device | str, placement: str
     ) -> Topology:
+        num_edges, per_edge = sum(part.num_edges for part in parts), 8 if store.has_edge_weight else 4
+        pinned = placement_of_edges(placement, num_edges * per_edge, device) == "pinned"
         every_part = [store.part(p) for p in range(store.num_parts)]
         edges_before = np.cumsum([0] + [part.num_edges for part in parts])
         starts = [part.indptr[:-1] + before for part, before in zip(parts, edges_before, strict=False)]
@@ -104,10 +118,10 @@ class Topology:
             first=first,
             end=end,
             indptr=_tensor([indptr], device),
-            indices=_tensor([part.indices for part in parts], device),
+            indices=_tensor([part.indices for part in parts], device, pinned),
             original_id=_tensor([part.original_id for part in parts], device),
             degree_out=_tensor([part.degree_out for part in every_part], device),
-            edge_weight=_tensor(weights, device) if store.has_edge_weight else None,
+            edge_weight=_tensor(weights, device, pinned) if store.has_edge_weight else None,
             offsets=_offsets(store),
         )
 
@@ -116,7 +130,8 @@ def _offsets(store: Store) -> tuple[int, ...]:
     return tuple(int(offset) for offset in store.ownership.offsets)
 
 
-def _tensor(arrays: list[np.ndarray], device: torch.device | str) -> Tensor:
+def _tensor(arrays: list[np.ndarray], device: torch.device | str, pinned: bool = False) -> Tensor:
     # One array stays the memory map that it is; several are copied together.
     array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return torch.from_numpy(np.asarray(array)).to(device)
+    tensor = torch.from_numpy(np.asarray(array))
+    return tensor.pin_memory() if pinned else tensor.to(device)

@@ -92,7 +92,7 @@ class ModelSpec:
     parameters: int
     config: TrainConfig = field(repr=False)
     id_bytes: int = 8
-    """Of a vertex id that a rank asks another for: those of the store's sources."""
+    """Of a vertex id that a rank asks another for: int64, whatever the store's sources are."""
 
     @property
     def element_bytes(self) -> int:

@@ -16,7 +16,7 @@ from tgnn.data.graph import Dataset
 from tgnn.partition.assign import assign
 from tgnn.partition.hotness import Hotness
 from tgnn.partition.report import report
-from tgnn.sampling.presample import Presampled, halo_requests, planned_steps, presample
+from tgnn.sampling.presample import halo_requests, planned_steps, presample
 from tgnn.sampling.replay import Steps, count_data, count_split
 
 REPORTED_STEPS, REDUNDANCY_STEPS = 8, 2
@@ -59,20 +59,24 @@ def partitioned(
     graph, sampling = dataset.graph, options.as_dict()
     epochs = sampling.pop("epochs")
     used = presample(graph, dataset.train, **sampling, epochs=epochs, progress=progress)
-    candidates = {"random": assign(dataset, parts, method="random", seed=seed)}
+    # Kept in one byte a vertex while the next is made.
+    small = np.min_scalar_type(parts - 1)
+    weights = {"vertex_weight": used.vertex_edges, "edge_weight": used.edge_factors(graph)}
+    inputs, steps, how = used.inputs, used.steps, used.options
+    del used
+    candidates = {"random": assign(dataset, parts, method="random", seed=seed).astype(small)}
     if method == "random":
-        part_of = candidates["random"]
+        part_of = candidates["random"].astype(np.int32)
     else:
-        candidates[f"unweighted {method}"] = assign(
-            dataset, parts, method=method, seed=seed, progress=progress
-        )
-        weights = {"vertex_weight": used.vertex_edges, "edge_weight": used.edge_factors(graph)}
+        unweighted = assign(dataset, parts, method=method, seed=seed, progress=progress).astype(small)
         part_of = assign(dataset, parts, method=method, seed=seed, progress=progress, **weights)
-        candidates[f"presampled {method}"] = part_of
+        candidates |= {f"unweighted {method}": unweighted, f"presampled {method}": part_of}
+    del weights
     found = report(dataset, part_of, parts)
     planned = planned_steps(graph, dataset.train, **sampling)
-    found["expected"] = expected_work(planned, used.steps, candidates, parts)
-    return Partitioned(part_of, found, _hotness(used, planned, part_of, parts))
+    found["expected"] = expected_work(planned, steps, candidates, parts)
+    halo = halo_requests(planned, steps, part_of, parts)
+    return Partitioned(part_of, found, Hotness(how, inputs, halo))
 
 
 def expected_work(
@@ -103,7 +107,3 @@ def expected_work(
             for name, counts in counted.items()
         },
     }
-
-
-def _hotness(used: Presampled, planned: Steps, part_of: np.ndarray, parts: int) -> Hotness:
-    return Hotness(used.options, used.inputs, halo_requests(planned, used.steps, part_of, parts))

@@ -188,8 +188,9 @@ class Layout:
         self.store, self.config, self.profile = store, config, profile
         self.ranks, self.parallel, self.replicas = ranks, parallel, replicas
         self.size = ranks // replicas
-        ids = np.dtype(store.meta["dtypes"]["indices"]).itemsize
-        self.model: ModelSpec = model_spec(config, store.num_features, store.num_classes, ids)
+        self.model: ModelSpec = model_spec(
+            config, store.num_features, store.num_classes, np.dtype(store.meta["dtypes"]["indices"]).itemsize
+        )
         self.splits = parallel == "split" and self.size > 1
         self.halo_ids = self._halo_ids()
         self.work, self.steps_per_epoch = self._replay(steps)

@@ -32,6 +32,7 @@ from tgnn.partition.store import FORMAT_VERSION, Store, check_target, write_stor
 from tgnn.training.partitioning import PresampleOptions, partitioned
 
 if TYPE_CHECKING:  # config.py imports this module
+    from tgnn.training.config import TrainConfig
     from tgnn.training.resolve import Resolved
 
 KEY_VERSION = 2
@@ -96,22 +97,26 @@ def prepare_for_ranks(
     follow the run's seed: no result depends on it, and runs that differ in their seed share one store.
     """
     config, parts = resolved.config, resolved.num_parts(ranks)
-    presample = None
-    if config.presample:
-        presample = PresampleOptions(
-            fanouts=config.fanouts, batch_size=-(-config.batch_size // config.replicas), sampler=config.sampler,
-            replace=config.replace, epochs=config.presample,
-        )  # fmt: skip
 
     def make() -> Store:
         return prepare(
             resolved.source, parts, data_options=resolved.data_options, partitioner=config.partitioner,
-            presample=presample, store=config.store, progress=config.progress != "never", check=check,
+            presample=presampling(config), store=config.store, progress=config.progress != "never", check=check,
         )  # fmt: skip
 
     if not under_torchrun():
         return make()
     return wait_for_store(make, torchrun_int("RANK"), ranks)
+
+
+def presampling(config: TrainConfig) -> PresampleOptions | None:
+    """What a run's partition is to be weighed by: a group's steps, as the run samples them; None where it says 0."""
+    if not config.presample:
+        return None
+    return PresampleOptions(
+        fanouts=config.fanouts, batch_size=-(-config.batch_size // config.replicas), sampler=config.sampler,
+        replace=config.replace, epochs=config.presample,
+    )  # fmt: skip
 
 
 def _checked(found: Any, check: Callable[[Any], object] | None) -> Any:

@@ -109,6 +109,7 @@ class Trainer:
         self.state = self._resume() if config.resume else CheckpointState(model={}, optimizer={}, epoch=1)
         self.lines = self.log.lines() if self.log is not None else []
         self.stop_signal: int | None = None
+        self._has_stepped = False
         self._said_at = time.monotonic()
 
     def fit(self) -> dict[str, Any] | None:
@@ -124,18 +125,26 @@ class Trainer:
                 elif not self._epoch(bar):
                     name = signal.Signals(self.stop_signal or signal.SIGTERM)
                     stopped = {"why": f"{name.name} in epoch {state.epoch}", "signal": int(name)}
+        placement = self._placement()
         if self.comm.rank != 0:
             return None
         if not self.lines:  # a signal came before the first epoch's end
             return {"stopped": stopped}
         summary = summarise(
             self.lines, state.best_epoch, state.best_figures, stopped=stopped, kernels=all_ran(),
-            config=self.record, provenance=provenance(self.comm.device),
+            config=self.record, provenance=provenance(self.comm.device), placement=placement,
         )  # fmt: skip
         if self.log is not None:
             with writing(self.run_dir):
                 self.log.write_summary(summary)
         return summary
+
+    def _placement(self) -> dict[str, Any]:
+        """Where the data lie and the bytes they take there on the rank that has most of each. Collective."""
+        mine = self.loader.placement()
+        sizes = [name for name in mine if name.endswith("_bytes")]
+        every = self.comm.all_gather_ints([mine[name] for name in sizes])
+        return {**mine, **{name: max(row[place] for row in every) for place, name in enumerate(sizes)}}
 
     def _epoch(self, bar: tqdm) -> bool:
         """One epoch, or what is left of it; False where a signal stopped it (after a checkpoint)."""
@@ -144,6 +153,9 @@ class Trainer:
         self.model.train()
         for batch in self.loader.iterate(state.epoch - 1, state.step):
             loss, stop = self._step(batch)
+            if not self._has_stepped:
+                self._has_stepped = True
+                self.loader.fill_device()
             state.step += 1
             state.loss_sum += loss
             state.seeds += batch.global_seeds

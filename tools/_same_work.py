@@ -1,0 +1,108 @@
+"""Whether another system does the same work as tgnn: checked before anything is timed.
+
+Outputs and input gradients must be equal on the same sampled blocks. Samples are random, so theirs are compared by
+what cannot differ (how many in-edges each destination gets, that they are in-edges of it) and by what may differ by
+chance only (numbers of edges and distinct rows in each layer).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from _bench_common import Mismatch
+from _peers import Layer, Peer
+from torch import Tensor
+
+from tgnn.data.graph import Dataset
+from tgnn.nn.model import GNN
+from tgnn.sampling.minibatch import MiniBatch
+
+OUTPUT_TOLERANCE = 1e-4
+"""Of the largest value of ours: float32 sums in another order."""
+COUNT_TOLERANCE = 0.01
+
+
+def same_outputs(peer: Peer, model: GNN, batch: MiniBatch) -> None:
+    """Mismatch where logits, or the gradient of their sum of squares to the input rows, differ on our blocks."""
+    blocks = peer.degrees_for(batch.blocks)
+    own, other = batch.x.clone().requires_grad_(), batch.x.clone().requires_grad_()
+    ours = copy.deepcopy(model)(dataclasses.replace(batch, blocks=blocks, x=own))
+    theirs = peer.forward(peer.from_blocks(blocks, batch.ids), other)
+    compare(f"logits of {peer.name}", theirs, ours)
+    for logits in (ours, theirs):
+        logits.square().sum().backward()
+    compare(f"input gradients of {peer.name}", other.grad, own.grad)
+
+
+def compare(what: str, theirs: Tensor, ours: Tensor, tolerance: float = OUTPUT_TOLERANCE) -> None:
+    """Mismatch where two tensors differ by more than `tolerance` of our largest value."""
+    if theirs.shape != ours.shape:
+        raise Mismatch(f"{what} have shape {list(theirs.shape)}, ours {list(ours.shape)}")
+    difference = float((theirs.detach().float() - ours.detach().float()).abs().max()) if ours.numel() else 0.0
+    allowed = tolerance * max(1.0, float(ours.detach().abs().max()) if ours.numel() else 0.0)
+    if not difference <= allowed:
+        raise Mismatch(f"{what} differ from ours by {difference:.3g}, more than {allowed:.3g}")
+
+
+def layers_of(batch: MiniBatch) -> list[Layer]:
+    """One of our batches, as peers show theirs."""
+    return [
+        Layer(ids, block.n_dst, block.indices.long(), block.dst_rows)
+        for block, ids in zip(batch.blocks, batch.ids, strict=False)
+    ]
+
+
+def same_samples(peer: Peer, dataset: Dataset, fanouts: Sequence[int], batches: Sequence[MiniBatch]) -> None:
+    """Mismatch where the peer's samples for the batches' seeds are not such as ours could have been."""
+    theirs = [peer.layers_of(peer.sample(batch.seeds)) for batch in batches]
+    for batch, layers in zip(batches, theirs, strict=True):
+        if len(layers) != len(fanouts) or not torch.equal(layers[-1].rows[: layers[-1].n_dst], batch.seeds):
+            raise Mismatch(f"{peer.name} sampled other seeds or another number of layers")
+    for layers in theirs[:1]:
+        for number, (layer, fanout) in enumerate(zip(layers, reversed(list(fanouts)), strict=True)):
+            _drawn_right(f"layer {number} of {peer.name}", layer, fanout, dataset)
+    ours = [layers_of(batch) for batch in batches]
+    for number in range(len(fanouts)):
+        for what, count in (("edges", _edges), ("distinct rows", _rows)):
+            own, other = (sum(count(layers[number]) for layers in some) for some in (ours, theirs))
+            # One percent, and more where the counts are so small that chance alone moves them as far.
+            allowed = max(COUNT_TOLERANCE, 5 / max(1, own) ** 0.5)
+            if abs(other - own) > allowed * own:
+                raise Mismatch(f"{peer.name} sampled {other} {what} in layer {number} where we sampled {own}")
+
+
+def _edges(layer: Layer) -> int:
+    return len(layer.source)
+
+
+def _rows(layer: Layer) -> int:
+    return len(layer.rows)
+
+
+def _drawn_right(where: str, layer: Layer, fanout: int, dataset: Dataset) -> None:
+    """Every destination has min(in-degree, fanout) edges, all different and all in-edges of its own."""
+    graph = dataset.graph
+    rows = layer.rows.numpy()
+    destinations = rows[: layer.n_dst]
+    degree = graph.indptr[destinations + 1] - graph.indptr[destinations]
+    expected = degree if fanout == -1 else np.minimum(degree, fanout)
+    drawn = np.bincount(layer.destination.numpy(), minlength=layer.n_dst)
+    if not np.array_equal(drawn, expected):
+        raise Mismatch(f"{where}: {int((drawn != expected).sum())} destinations have another number of in-edges")
+    if len(np.unique(rows)) != len(rows):
+        raise Mismatch(f"{where}: a source appears twice")
+    pairs = destinations[layer.destination.numpy()] * np.int64(graph.num_vertices) + rows[layer.source.numpy()]
+    # In-edges lie by destination, then source: their keys ascend, and a drawn one is found by bisection.
+    starts = np.repeat(destinations, degree)
+    within = np.arange(len(starts)) - np.repeat(np.cumsum(degree) - degree, degree)
+    known = starts * np.int64(graph.num_vertices) + graph.indices[np.repeat(graph.indptr[destinations], degree) + within]
+    found, times = np.unique(pairs, return_counts=True)
+    have, most = np.unique(known, return_counts=True)
+    place = np.searchsorted(have, found)
+    is_edge = (place < len(have)) & (have[np.minimum(place, len(have) - 1)] == found)
+    if not is_edge.all() or (times > most[place]).any():
+        raise Mismatch(f"{where}: an edge that the graph does not have, or one drawn twice")
