@@ -73,17 +73,21 @@ class Report:
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Where the numbers go, and how memory is handed back."""
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="FILE", help="JSON file for the tables and all numbers, with provenance")
+    group.add_argument(
+        "--out", metavar="FILE", help="JSON file for the tables and all numbers, with provenance"
+    )
     group.add_argument("--plot", metavar="FILE.png", help="draw bars into this file (needs the `plot` extra)")
     parser.add_argument(
         "--allocator", choices=("kept", "default"), default="kept",
-        help="freed memory: kept for the next step, as tgnn's ranks do, or as the system has it; for all systems (kept)",
+        help="freed memory of all systems: kept for the next step, as by tgnn's ranks, or as the system has it (kept)",
     )  # fmt: skip
 
 
 def add_work_options(parser: argparse.ArgumentParser, *, model: bool = True, data: str = "rmat:18") -> None:
     """Which graph, samples and model to measure on, and against what."""
-    parser.add_argument("data", nargs="?", metavar="DATA", default=data, help=f"dataset's name or path ({data})")
+    parser.add_argument(
+        "data", nargs="?", metavar="DATA", default=data, help=f"dataset's name or path ({data})"
+    )
     group = parser.add_argument_group("work")
     group.add_argument("--fanouts", type=listed(int), default=[5, 10, 15],
                        help="in-edges per vertex and hop, seeds outward (5,10,15)")  # fmt: skip
@@ -92,7 +96,10 @@ def add_work_options(parser: argparse.ArgumentParser, *, model: bool = True, dat
     if model:
         group.add_argument("--model", choices=MODELS, default="sage", help="(sage)")
         group.add_argument(
-            "--hidden", type=int, default=128, help=f"width of hidden layers; GAT: of its {GAT_HEADS} heads (128)"
+            "--hidden",
+            type=int,
+            default=128,
+            help=f"width of hidden layers; GAT: of its {GAT_HEADS} heads (128)",
         )
         group.add_argument("--dtype", choices=tuple(DTYPES), default="float32",
                            help="tgnn's number format; other systems stay in float32 (float32)")  # fmt: skip
@@ -205,7 +212,9 @@ def ratio(
 
 
 def compare(
-    times: Mapping[str, list[dict[str, float]]], stages: Sequence[str], shown: Callable[[Spread], str] = Spread.ms
+    times: Mapping[str, list[dict[str, float]]],
+    stages: Sequence[str],
+    shown: Callable[[Spread], str] = Spread.ms,
 ) -> tuple[Table, dict[str, Any], dict[str, dict[str, float]]]:
     """(table of stages by system with ratios, the same as JSON, bars of the medians in ms)."""
     others = [name for name in times if name != OURS]
@@ -215,7 +224,10 @@ def compare(
         ratios = {name: ratio(times[OURS], times[name], stage) for name in others}
         cells = ["-" if found is None else f"{found:.2f}x" for found in ratios.values()]
         rows.append([stage, *(shown(spread) for spread in spreads.values()), *cells])
-        results[stage] = {"seconds": {name: asdict(spread) for name, spread in spreads.items()}, "ratio": ratios}
+        results[stage] = {
+            "seconds": {name: asdict(spread) for name, spread in spreads.items()},
+            "ratio": ratios,
+        }
         bars[stage] = {name: spread.p50 * 1e3 for name, spread in spreads.items()}
     unit = "ms" if shown is Spread.ms else "s"
     columns = ["stage", *(f"{name} {unit}" for name in times), *(f"{name} / {OURS}" for name in others)]
@@ -239,7 +251,9 @@ def machine(allocator: str, peers: Mapping[str, str | None]) -> dict[str, Any]:
 def machine_line(about: Mapping[str, Any]) -> str:
     """`machine` as one line of a page."""
     versions = ", ".join(f"{name} {value}" for name, value in about["versions"].items() if value)
-    memory = {"kept": "freed memory kept", "default": "the system's handling of freed memory"}[about["allocator"]]
+    memory = {"kept": "freed memory kept", "default": "the system's handling of freed memory"}[
+        about["allocator"]
+    ]
     return (
         f"{about['device']}, {about['cores']} cores, {about['threads']} threads, load average "
         f"{about['load_average'][0]}; {memory}; {versions}; commit {(about['commit'] or 'unknown')[:12]}"

@@ -12,7 +12,6 @@ import torch
 from _bench_common import (
     DTYPES,
     OURS,
-
     Report,
     Spread,
     Table,
@@ -67,7 +66,9 @@ class Ours:
 
     def __init__(self, args: argparse.Namespace, store: Store, model: GNN | None) -> None:
         self.dtype, self.clock = DTYPES[getattr(args, "dtype", "float32")], StageClock()
-        self.loader = Loader(store, args.fanouts, args.batch_size, seed=args.seed, prefetch=0, stage=self.clock.stage)
+        self.loader = Loader(
+            store, args.fanouts, args.batch_size, seed=args.seed, prefetch=0, stage=self.clock.stage
+        )
         self.model, self.task = model, store.task
         if model is not None:
             self.optimizer = torch.optim.Adam(model.parameters(), lr=0.003, fused=True)
@@ -123,9 +124,10 @@ class Theirs:
             self.peer.sample(self.ours.batch.seeds)
         return {"sample": self.clock.seconds()["sample"]}
 
-    def step(self) -> dict[str, float]:
-        """Seconds of one training step by stage."""
-        clock, peer, seeds = self.clock, self.peer, self.ours.batch.seeds
+    def step(self, seeds: torch.Tensor | None = None) -> dict[str, float]:
+        """Seconds of one training step by stage, on other seeds than our last batch's where given."""
+        clock, peer = self.clock, self.peer
+        seeds = self.ours.batch.seeds if seeds is None else seeds
         clock.start()
         with clock.stage("sample"):
             sampled = peer.sample(seeds)
@@ -183,7 +185,9 @@ def run(args: argparse.Namespace) -> Report:
         "floor_work": asdict(work), "above_floor": above, "edges": ours.batch.work["edges"],
         "input_rows": ours.batch.work["input_rows"], "rates": _median_rates(rates.rounds[-args.rounds :]),
     }  # fmt: skip
-    title = f"A training step of {args.model}, {len(args.fanouts)} x {args.hidden}, {args.dtype}, on {args.data}"
+    title = (
+        f"A training step of {args.model}, {len(args.fanouts)} x {args.hidden}, {args.dtype}, on {args.data}"
+    )
     return Report(title, [table, floor_table], _notes(args, ours, results["rates"]), results, bars)
 
 
@@ -216,7 +220,9 @@ def _notes(args: argparse.Namespace, ours: Ours, rates: dict[str, float]) -> lis
     if args.against and args.dtype != "float32":
         notes.append("tgnn computes in bfloat16 over float32 weights; the others stay in float32.")
     if args.model == "gcn" and "dgl" in args.against:
-        notes.append("DGL's GCN normalises by the degrees within a block, as its users get it; it was checked as such.")
+        notes.append(
+            "DGL's GCN normalises by the degrees within a block, as its users get it; it was checked as such."
+        )
     return notes
 
 
@@ -240,5 +246,3 @@ def run_sampling(args: argparse.Namespace) -> Report:
         "step. Blocks with compact ids, features not loaded.",
     ]
     return Report(f"Sampling on {args.data}", [table], notes, results, bars)
-
-

@@ -31,7 +31,9 @@ class DglPeer(Peer):
         super().__init__(dataset, fanouts, model)
         arrays = [torch.from_numpy(array) for array in (dataset.graph.indptr, dataset.graph.indices)]
         no_ids = torch.empty(0, dtype=torch.int64)
-        self.graph = self.dgl.graph(("csc", (arrays[0], arrays[1].long(), no_ids)), num_nodes=dataset.num_vertices)
+        self.graph = self.dgl.graph(
+            ("csc", (arrays[0], arrays[1].long(), no_ids)), num_nodes=dataset.num_vertices
+        )
         # DGL lists fanouts from the input layer on.
         self.sampler = self.dgl.dataloading.NeighborSampler(self.fanouts[::-1])
 
@@ -73,7 +75,9 @@ class DglPeer(Peer):
     def degrees_for(self, blocks: Sequence[Block]) -> list[Block]:
         return [
             dataclasses.replace(
-                block, degree_in=block.degrees, degree_out=torch.bincount(block.indices, minlength=block.n_src)
+                block,
+                degree_in=block.degrees,
+                degree_out=torch.bincount(block.indices, minlength=block.n_src),
             )
             for block in blocks
         ]
@@ -81,4 +85,3 @@ class DglPeer(Peer):
     @torch.no_grad()
     def infer(self) -> Tensor:
         return self.model(self.graph, self.features)
-

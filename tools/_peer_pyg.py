@@ -53,7 +53,11 @@ class PygPeer(Peer):
         size = (dataset.num_vertices, dataset.num_vertices)
         # In-edges row by row are the transposed adjacency already; values are places in that list.
         self.adjacency = self.sparse.SparseTensor(
-            rowptr=self.indptr, col=indices, value=torch.arange(len(indices)), sparse_sizes=size, is_sorted=True
+            rowptr=self.indptr,
+            col=indices,
+            value=torch.arange(len(indices)),
+            sparse_sizes=size,
+            is_sorted=True,
         )
         self.gcn_weight = None
         if self.is_gcn:
@@ -94,7 +98,9 @@ class PygPeer(Peer):
             x = x if number == last else F.relu(x)
         return x
 
-    def _apply(self, layer: nn.Module, adjacency: Any, weight: Tensor | None, x: Tensor, is_last: bool) -> Tensor:
+    def _apply(
+        self, layer: nn.Module, adjacency: Any, weight: Tensor | None, x: Tensor, is_last: bool
+    ) -> Tensor:
         n_dst = adjacency.size(0)
         if self.is_gcn:
             # GCNConv knows square graphs only.
@@ -124,7 +130,9 @@ class PygPeer(Peer):
     def infer(self) -> Tensor:
         whole = self.adjacency.set_value(None)
         count = len(self.model.layers)
-        return self.forward(Sampled(None, None, [whole] * count, [], [self.gcn_weight] * count), self.features)
+        return self.forward(
+            Sampled(None, None, [whole] * count, [], [self.gcn_weight] * count), self.features
+        )
 
 
 def _gcn_weight(block: Block) -> Tensor:
@@ -141,4 +149,6 @@ def _torch_sparse() -> Any:
     except Exception as error:
         got = f"none that can be imported ({type(error).__name__}: {error})"
         do = "pip install --no-build-isolation torch-scatter torch-sparse"
-        raise wrong("PyG's torch-sparse", got, "torch-sparse and torch-scatter built for this torch", do) from None
+        raise wrong(
+            "PyG's torch-sparse", got, "torch-sparse and torch-scatter built for this torch", do
+        ) from None

@@ -9,6 +9,7 @@ plain PyTorch.
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,6 +102,9 @@ class TorchPeer(Peer):
         self.indptr = torch.from_numpy(dataset.graph.indptr)
         self.indices = torch.from_numpy(dataset.graph.indices).long()
         self.degree = self.indptr.diff()
+        self.degree_out = torch.from_numpy(dataset.graph.degree_out()) if self.is_gcn else None
+        # What torch says of CSR tensors at their first use: it is in beta, and does not check them.
+        warnings.filterwarnings("ignore", message="Sparse ")
         self._row_of = torch.zeros(dataset.num_vertices, dtype=torch.int64)
         self._is_known = torch.zeros(dataset.num_vertices, dtype=torch.bool)
 
@@ -136,7 +140,7 @@ class TorchPeer(Peer):
     def _degrees(self, frontier: Tensor, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not self.is_gcn:
             return None, None
-        return self.degree[frontier], torch.from_numpy(self.dataset.graph.degree_out()[rows.numpy()])
+        return self.degree[frontier], self.degree_out[rows]
 
     def load(self, sampled: list[Plain]) -> tuple[Tensor, Tensor]:
         seeds = sampled[-1].rows[: sampled[-1].n_dst]

@@ -92,14 +92,21 @@ def _drawn_right(where: str, layer: Layer, fanout: int, dataset: Dataset) -> Non
     expected = degree if fanout == -1 else np.minimum(degree, fanout)
     drawn = np.bincount(layer.destination.numpy(), minlength=layer.n_dst)
     if not np.array_equal(drawn, expected):
-        raise Mismatch(f"{where}: {int((drawn != expected).sum())} destinations have another number of in-edges")
+        raise Mismatch(
+            f"{where}: {int((drawn != expected).sum())} destinations have another number of in-edges"
+        )
     if len(np.unique(rows)) != len(rows):
         raise Mismatch(f"{where}: a source appears twice")
-    pairs = destinations[layer.destination.numpy()] * np.int64(graph.num_vertices) + rows[layer.source.numpy()]
+    pairs = (
+        destinations[layer.destination.numpy()] * np.int64(graph.num_vertices) + rows[layer.source.numpy()]
+    )
     # In-edges lie by destination, then source: their keys ascend, and a drawn one is found by bisection.
     starts = np.repeat(destinations, degree)
     within = np.arange(len(starts)) - np.repeat(np.cumsum(degree) - degree, degree)
-    known = starts * np.int64(graph.num_vertices) + graph.indices[np.repeat(graph.indptr[destinations], degree) + within]
+    known = (
+        starts * np.int64(graph.num_vertices)
+        + graph.indices[np.repeat(graph.indptr[destinations], degree) + within]
+    )
     found, times = np.unique(pairs, return_counts=True)
     have, most = np.unique(known, return_counts=True)
     place = np.searchsorted(have, found)

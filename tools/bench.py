@@ -30,7 +30,11 @@ BENCHES: dict[
     str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 ] = {
     "step": (_bench_step.SUMMARY, _bench_step.add_options, as_run(_bench_step.run)),
-    "sampling": (_bench_step.SAMPLING_SUMMARY, _bench_step.add_sampling_options, as_run(_bench_step.run_sampling)),
+    "sampling": (
+        _bench_step.SAMPLING_SUMMARY,
+        _bench_step.add_sampling_options,
+        as_run(_bench_step.run_sampling),
+    ),
     "epoch": (_bench_epoch.SUMMARY, _bench_epoch.add_options, as_run(_bench_epoch.run)),
     "redundancy": (_bench_redundancy.SUMMARY, _bench_redundancy.add_options, as_run(_bench_redundancy.run)),
     "partition": (_bench_partition.SUMMARY, _bench_partition.add_options, as_run(_bench_partition.run)),

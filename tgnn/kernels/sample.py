@@ -23,6 +23,7 @@ from tgnn.kernels import rng
 from tgnn.kernels.backend import choose
 from tgnn.kernels.labor import labor_candidates
 from tgnn.kernels.sample_weighted import DrawWeights, draw_by_weight
+from tgnn.kernels.segment import chunk_limit
 
 
 @dataclass(eq=False)
@@ -115,27 +116,37 @@ def how_many(drawable: Tensor, fanout: int, replace: bool) -> Tensor:
 
 def floyd(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
     """A uniform `fanout`-subset of range(degree) per row, ascending: int32 [n, fanout]; degree > fanout."""
-    # One column of draws at a time, draws outermost: each comparison then runs over contiguous memory.
-    picks = torch.empty(fanout, state.numel(), dtype=torch.int32, device=state.device)
-    for j in range(fanout):
-        bound = degree - (fanout - j - 1)
-        pick = rng.below(rng.draw(state, j), bound).to(torch.int32)
-        taken = _any_row_equal(picks[:j], pick)
-        picks[j] = torch.where(taken, bound.sub_(1).to(torch.int32), pick)
+    rows = chunk_limit(state.device, fanout)
+    if state.numel() <= rows:
+        return _floyd(state, degree, fanout)
+    pieces = zip(state.split(rows), degree.split(rows), strict=True)
+    return torch.cat([_floyd(some, degrees, fanout) for some, degrees in pieces])
+
+
+def _floyd(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
+    # Draws outermost: each comparison then runs over contiguous memory.
+    draws = torch.arange(fanout, device=state.device)[:, None]
+    bound = (degree - (fanout - 1)) + draws
+    picks = rng.below(rng.draw(state, draws), bound).to(torch.int32)
+    last = bound.sub_(1).to(torch.int32)
+    for j in range(1, fanout):
+        _replace_taken(picks, last, j)
     return _sorted_columns(picks)
+
+
+def _replace_taken(picks: Tensor, last: Tensor, j: int) -> None:
+    """Where an earlier row of `picks` [K, n] holds what row j holds, put `last` [K, n] there."""
+    if picks.device.type == "cpu":  # numpy's reduction over rows is some four times as fast as torch's
+        chosen = picks.numpy()
+        np.copyto(chosen[j], last[j].numpy(), where=(chosen[:j] == chosen[j]).any(0))
+    else:
+        picks[j] = torch.where((picks[:j] == picks[j]).any(0), last[j], picks[j])
 
 
 def with_replacement(state: Tensor, degree: Tensor, fanout: int) -> Tensor:
     """`fanout` uniform draws of range(degree) per row, ascending: int32 [n, fanout]; every degree > 0."""
     draws = torch.arange(fanout, device=state.device)
     return _sorted_columns(rng.below(rng.draw(state, draws[:, None]), degree).to(torch.int32))
-
-
-def _any_row_equal(table: Tensor, row: Tensor) -> Tensor:
-    """Which columns of `table` [k, n] hold the value of `row` [n] there: bool [n]."""
-    if table.device.type == "cpu":  # numpy's reduction over rows is some four times as fast as torch's
-        return torch.from_numpy((table.numpy() == row.numpy()).any(0))
-    return (table == row).any(0)
 
 
 def _sorted_columns(picks: Tensor) -> Tensor:

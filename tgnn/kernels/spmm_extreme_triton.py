@@ -178,15 +178,15 @@ def spmm_extreme_backward_kernel(
 
 
 def _forward(
-    block: Block, source: Source, weight: Tensor | None, heads: int, maximum: bool
+    block: Block, source: Source, weight: Tensor | None, heads: int, maximum: bool, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward kernels: (out [n_dst, H * D], winner [n_dst, H * D] int32)."""
+    """Launch the forward kernels: (out [n_dst, *shape], winner [n_dst, H * D] int32)."""
     total_width = source.table.shape[1]
     heads = heads if weight is not None else 1
     width = total_width // max(1, heads)
     cut = Cut.of(block.indptr, block.n_edges)
-    out = source.table.new_empty(cut.n_rows, total_width)
-    winner = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    out = source.table.new_empty(cut.n_rows, *shape)
+    winner = torch.empty(cut.n_rows, total_width, dtype=torch.int32, device=out.device)
     scratch = cut.scratch(out, total_width, wide_type(out.dtype))
     scratch_rank = cut.scratch(out, total_width, torch.int32)
     if out.numel() == 0:
@@ -246,11 +246,11 @@ class _Extreme(torch.autograd.Function):
     @staticmethod
     def forward(ctx, block, x, weight, maximum, rows, rest):
         dense = None if weight is None else weight.contiguous()
-        out, winner = _forward(block, source_of(x, rows, rest), dense, heads_of(x), maximum)
+        out, winner = _forward(block, source_of(x, rows, rest), dense, heads_of(x), maximum, x.shape[1:])
         ctx.block = block
         kept = (x, rows, rest) if ctx.needs_input_grad[2] else (None, None, None)
         ctx.save_for_backward(winner, weight, *kept)
-        return out.view(block.n_dst, *x.shape[1:])
+        return out
 
     @staticmethod
     def backward(ctx, grad):

@@ -105,16 +105,17 @@ def spmm_finish_kernel(
 def sum_rows(
     indptr: Tensor, indices: Tensor | None, n_edges: int, source: Source, heads: int, out_type: torch.dtype,
     *, weight: Tensor | None = None, edge: Tensor | None = None, scale: Tensor | None = None,
-    mean: bool = False,
+    mean: bool = False, shape: tuple[int, ...] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Launch `spmm_sum_kernel`: [n_rows, width of the table] in `out_type`, contiguous.
+    """Launch `spmm_sum_kernel`: [n_rows, *shape] in `out_type`, contiguous; shape: (width of the table,) by default.
 
     weight [E] or [E, heads]; heads counts only with weights per head, else it is 1.
     """
     heads = heads if weight is not None else 1
     total_width = source.table.shape[1]
     cut = Cut.of(indptr, n_edges)
-    out = torch.empty(cut.n_rows, total_width, dtype=out_type, device=indptr.device)
+    # Made in its final shape: what a Function returns may be changed in place only if it is no view.
+    out = torch.empty(cut.n_rows, *(shape or (total_width,)), dtype=out_type, device=indptr.device)
     scratch = cut.scratch(out, total_width, wide_type(source.table.dtype))
     width = total_width // max(1, heads)
     if out.numel() == 0:
@@ -130,7 +131,7 @@ def sum_rows(
         cut.n_rows, n_edges, cut.row_tiles(rows), cut.search_steps, source.n_prefix,
         HEADS=heads, WIDTH=width, **source.strides, MEAN=mean, PIECE=cut.piece,
     )  # fmt: skip
-    finish_sum(cut, indptr, scratch, out, mean=mean)
+    finish_sum(cut, indptr, scratch, out.view(cut.n_rows, total_width), mean=mean)
     return out
 
 
@@ -189,11 +190,10 @@ class _Sum(torch.autograd.Function):
         kept = (x, rows, rest) if ctx.needs_input_grad[2] else (None, None, None)
         ctx.save_for_backward(weight, *kept)
         weight = None if weight is None else weight.contiguous()
-        out = sum_rows(
+        return sum_rows(
             block.indptr, block.indices.contiguous(), block.n_edges, source_of(x, rows, rest), heads_of(x),
-            x.dtype, weight=weight, mean=mean,
+            x.dtype, weight=weight, mean=mean, shape=x.shape[1:],
         )  # fmt: skip
-        return out.view(block.n_dst, *x.shape[1:])
 
     @staticmethod
     def backward(ctx, grad):

@@ -69,7 +69,10 @@ class SAGEConv(Layer):
             neighbours = rows.aggregate(block, block.weight, "mean")
         else:
             neighbours = spmm(block, rows.all(), block.weight, "max")
-        return out + (neighbours if self.projects_first else self.fc_neigh(neighbours))
+        if self.projects_first:
+            return out + neighbours
+        # One pass: the product is added as it is made.
+        return torch.addmm(out, neighbours, self.fc_neigh.weight.t())
 
     def _forward_gcn(self, block: Block, rows: Rows) -> Tensor:
         local = rows.local

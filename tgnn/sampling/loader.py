@@ -236,7 +236,8 @@ class Loader:
 
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:
         with self.stage("load"):
-            ids = [self.topology.original_id[rows] for rows in (*(hop.rows for hop in hops), seeds)]
+            original = self.topology.original_id
+            ids = [original.index_select(0, rows) for rows in (*(hop.rows for hop in hops), seeds)]
             x = self._input_rows(hops[0])
             y = None if self._labels is None else self._labels.load(seeds, self.comm.device)
         cached = hops[0].cached

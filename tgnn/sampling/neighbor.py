@@ -95,7 +95,7 @@ class NeighborSampler:
         """
         topology = self.topology
         with self.stage("sample"):
-            ids = topology.original_id[frontier]
+            ids = topology.original_id.index_select(0, frontier)
             drawn = sample_neighbors(
                 topology.indptr, topology.indices, frontier, ids, fanout, key, self.replace, weights=self._weights,
                 source_id=self._source_id,
@@ -111,15 +111,16 @@ class NeighborSampler:
                 weight=weight,
                 position=drawn.position,
                 dst_id=ids,
-                degree_in=topology.indptr[frontier + 1] - topology.indptr[frontier],
-                degree_out=topology.degree_out[found.new_id],
+                degree_in=topology.indptr.index_select(0, frontier + 1)
+                - topology.indptr.index_select(0, frontier),
+                degree_out=topology.degree_out.index_select(0, found.new_id),
             )
         return Hop(block, found.plan, found.rows, found.cached)
 
     def _edge_weight(self, edge: Tensor) -> Tensor | None:
         weight = self.topology.edge_weight
         if weight is None or not self.topology.is_pinned:
-            return None if weight is None else weight[edge]
+            return None if weight is None else weight.index_select(0, edge)
         return gather(weight.new_empty(0, device=edge.device), edge, weight)
 
     def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:

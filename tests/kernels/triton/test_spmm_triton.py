@@ -211,6 +211,19 @@ def test_a10_strided_inputs_and_expanded_gradients(random_block, short_pieces, d
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("tail", [(3,), (2, 3)])
+def test_an_output_may_be_changed_in_place(random_block, assert_near, device, reduce, tail):
+    """Layers add the halo's sum to the local rows' where it lies; the gradients stay those of a plain sum."""
+
+    def added(block, x, weight, reduce):
+        return spmm(block, x, weight, reduce).mul_(0.25).add_(spmm(block, x, weight, reduce), alpha=0.75)
+
+    block = random_block(n_dst=5, n_src=6)
+    x, weight = torch.randn(6, *tail), torch.randn(block.n_edges, *tail[:-1])
+    check(block, x, weight, reduce, assert_near, device, added)
+
+
 def test_a11_first_call_equals_the_second(random_block, device):
     block = random_block(n_dst=8, n_src=15, seed=3).to(device)
     x = torch.randn(15, 8, device=device)
