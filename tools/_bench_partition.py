@@ -155,7 +155,8 @@ def _row(method: str, found: dict[str, Any]) -> list[str]:
     rows, balance = found["exchange_rows"], found["balance"]
     return [
         method, f"{found['seconds']:.2f}", f"{found['edges_per_second'] / 1e6:.2f}",
-        f"{found['peak_bytes'] / 1e6:,.0f}", f"{found['over_graph_bytes'] / 1e6:,.0f}", f"{found['cut']:.3f}", f"{found['work_balance']:.2f}",
+        f"{found['peak_bytes'] / 1e6:,.0f}", f"{found['over_graph_bytes'] / 1e6:,.0f}", f"{found['cut']:.3f}",
+        f"{found['work_balance']:.2f}",
         *(f"{value:,.0f}" for value in rows), f"{sum(rows):,.0f}", f"{sum(found['partial_rows']):,.0f}",
         ", ".join(f"{balance[what]:.2f}" for what in ("vertices", "edges", "train")),
     ]  # fmt: skip

@@ -6,8 +6,9 @@ Replayed without training for any number of parts; with `--run` also counted in 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from itertools import count as count_up
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tgnn.parallel.comm import current
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
 from tgnn.sampling.loader import Loader
+from tgnn.sampling.minibatch import MiniBatch
 from tgnn.sampling.replay import replay
 from tgnn.training.partitioning import PresampleOptions, partitioned
 from tgnn.training.prepare import prepare
@@ -99,12 +101,17 @@ def count_peer(
     """What data-parallel ranks of another system load and compute: each samples its share of the batch alone."""
     loader = Loader(prepare(dataset, 1), args.fanouts, batch, seed=args.seed, prefetch=0)
     rows = edges = 0
-    for step in islice(loader.iterate(0), args.steps):
+    for step in first_steps(loader, args.steps):
         for share in step.seeds.tensor_split(parts):
             layers = peer.layers_of(peer.sample(share))
             rows += len(layers[0].rows)
             edges += sum(len(layer.source) for layer in layers)
     return {"rows": rows / args.steps, "edges": edges / args.steps, "exchanged": 0.0}
+
+
+def first_steps(loader: Loader, steps: int) -> Iterator[MiniBatch]:
+    """The first `steps` batches, of as many epochs as it takes."""
+    return islice(chain.from_iterable(map(loader.iterate, count_up())), steps)
 
 
 def run_ranks(dataset: Dataset, args: argparse.Namespace) -> tuple[Table, dict[str, Any]]:
@@ -136,6 +143,6 @@ def rank_counts(
     """One rank's steps without a model; returns the counts summed over the ranks. Collective."""
     loader = Loader(store, fanouts, batch, parallel=mode, seed=seed, prefetch=0)
     counts = torch.zeros(len(COUNTED), dtype=torch.int64)
-    for step in islice(loader.iterate(0), steps):
+    for step in first_steps(loader, steps):
         counts += torch.tensor([step.work[name] for name in COUNTED])
     return dict(zip(COUNTED, current().all_reduce(counts).tolist(), strict=True))

@@ -115,7 +115,7 @@ def report(args: argparse.Namespace, found: list[dict[str, Any]]) -> Report:
         train = one["train"]["result"]
         step = train["seconds"]["total"] / train["steps"]
         cells = [f"{one[stage]['seconds']:,.1f} s, {peak(one, stage) / 1e9:.2f} GB" for stage in STAGES]
-        times.append([f"2^{one['scale']}", f"{n / 1e6:.2f} M", f"{edges / 1e6:.1f} M", *cells])
+        times.append([f"2^{one['scale']}", f"{n:,}", f"{edges:,}", *cells])
         per_edge = [f"{one[stage]['seconds'] / edges * 1e9:,.0f}" for stage in STAGES[:3]]
         growth.append([f"2^{one['scale']}", *per_edge, f"{edges / one['partition']['seconds'] / 1e6:.2f}",
                        f"{edges / one['partition']['result']['assign_seconds'] / 1e6:.2f}",
@@ -127,8 +127,9 @@ def report(args: argparse.Namespace, found: list[dict[str, Any]]) -> Report:
                       f"{disk['features'] / n:.1f}", f"{train['graph_bytes'] / edges:.1f}",
                       *(f"{train[f'rank_{kind}_bytes'] / 1e6:,.0f}" for kind in ("anonymous", "base"))])  # fmt: skip
         bars[f"2^{one['scale']}"] = {stage: one[stage]["seconds"] / edges * 1e9 for stage in STAGES[:3]}
-    growing = ["size", *(f"{stage} ns/edge" for stage in STAGES[:3]), "partition M edges/s", "lp alone M edges/s", "partition peak B/edge",
-               "ms a step", "edges a step", "M sampled edges/s"]  # fmt: skip
+    growing = ["size", *(f"{stage} ns/edge" for stage in STAGES[:3]), "partition M edges/s",
+               f"{args.partitioner} alone M edges/s", "partition peak B/edge", "ms a step",
+               "edges a step", "M sampled edges/s"]  # fmt: skip
     held = ["size", "disk B/edge", "disk B/vertex", "disk features B/vertex", "graph in memory B/edge, all ranks",
             "largest rank's own MB", "of which before loading MB"]  # fmt: skip
     tables = [
@@ -140,8 +141,8 @@ def report(args: argparse.Namespace, found: list[dict[str, Any]]) -> Report:
         f"R-MAT, 15 draws a vertex, made symmetric; {args.features} features; {args.parts} parts by presampled "
         f"{args.partitioner}; {args.steps} steps of SAGE {len(args.fanouts)} x {args.hidden}, batch {args.batch_size}, "
         f"fanouts {','.join(map(str, args.fanouts))}, {args.parts} ranks ({args.parallel}).",
-        f"Partitioning is all that `prepare` does: presampling, random and unweighted {args.partitioner} for the report, "
-        f"and the halo; {args.partitioner} alone is the one assignment that is kept.",
+        f"Partitioning is all that `prepare` does: presampling, a random assignment for the "
+        f"report, and the halo; {args.partitioner} alone is the one assignment that is kept.",
         "Peak memory counts pages of mapped files, which the system may drop; of training the largest rank's. "
         "A rank's own memory is what it may not drop.",
     ]

@@ -31,17 +31,16 @@ class Work:
 
 
 def work_of(model: GNN, batch: MiniBatch, dtype: torch.dtype) -> Work:
-    """Of one step on `batch`; `dtype` is what rows are computed in, features are float32."""
+    """Of one step on `batch`; `dtype` is what rows are kept in."""
     flops, moved = 0.0, 0.0
     for number, (layer, block) in enumerate(zip(model.layers, batch.blocks, strict=True)):
-        size = torch.float32.itemsize if number == 0 else dtype.itemsize
         products, width = _products(layer, block)
         # Forward and the weights' gradient, above layer 0 the input's gradient too.
         passes = 2 if number == 0 else 3
         flops += passes * sum(2.0 * rows * layer.in_features * layer.out_features for rows in products)
-        once = (block.n_edges * size + block.n_dst * dtype.itemsize) * width
+        once = (block.n_edges + block.n_dst) * width * dtype.itemsize
         moved += once if number == 0 and width == layer.in_features else 2 * once
-    return Work(flops, moved + batch.blocks[0].n_src * batch.x.shape[1] * torch.float32.itemsize)
+    return Work(flops, moved + batch.blocks[0].n_src * batch.x.shape[1] * dtype.itemsize)
 
 
 def _products(layer: torch.nn.Module, block: Block) -> tuple[list[int], int]:
@@ -61,6 +60,7 @@ class Rates:
     """Measures what the floor is computed from: one large product, one gather of rows of `table`."""
 
     def __init__(self, table: Tensor, rows: int, width: int, dtype: torch.dtype) -> None:
+        """The product is of [rows, columns of `table`] and [.., width] in `dtype`."""
         generator = torch.Generator().manual_seed(0)
         shapes = ((rows, table.shape[1]), (table.shape[1], width))
         self._left, self._right = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)

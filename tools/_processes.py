@@ -46,7 +46,9 @@ def run_stage(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         paths = [str(TOOLS), str(TOOLS.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         command = [sys.executable, __file__, function, json.dumps(arguments), str(out)]
-        status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
+        # Standard output is for the report alone: what libraries print goes to standard error.
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": 2}
+        status = subprocess.run(command, env=environment, **quiet).returncode
         if status or not out.exists():
             raise ReportedError(f"{function} ended with status {status}; its own message stands above")
         return json.loads(out.read_text())

@@ -29,7 +29,7 @@ COUNT_TOLERANCE = 0.01
 def same_outputs(peer: Peer, model: GNN, batch: MiniBatch) -> None:
     """Mismatch where logits, or the gradient of their sum of squares to the input rows, differ on our blocks."""
     blocks = peer.degrees_for(batch.blocks)
-    own, other = batch.x.clone().requires_grad_(), batch.x.clone().requires_grad_()
+    own, other = (batch.x.float().clone().requires_grad_() for _ in range(2))
     ours = copy.deepcopy(model)(dataclasses.replace(batch, blocks=blocks, x=own))
     theirs = peer.forward(peer.from_blocks(blocks, batch.ids), other)
     compare(f"logits of {peer.name}", theirs, ours)

@@ -24,7 +24,7 @@ from tgnn.partition.store import Store, write_store
 from tgnn.sampling.loader import Loader
 from tgnn.training import partitioning
 from tgnn.training.loss import loss_sum
-from tgnn.training.metrics import StageClock, resident_bytes
+from tgnn.training.metrics import StageClock
 from tgnn.training.partitioning import PresampleOptions
 
 
@@ -52,8 +52,8 @@ def partition(folder: str, parts: int, partitioner: str, fanouts: list[int], bat
         (Path(folder) / "hotness.json").write_text(json.dumps(hotness.options))
     (Path(folder) / "report.json").write_text(json.dumps(found.report))
     expected = found.report.get("expected", {}).get("partitions", {})
-    return {"opened_seconds": opened, "assign_seconds": taken[-1], "cut": found.report["cut_fraction"], "expected": expected,
-            "balance": found.report["balance"]}  # fmt: skip
+    return {"opened_seconds": opened, "assign_seconds": taken[-1], "cut": found.report["cut_fraction"],
+            "expected": expected, "balance": found.report["balance"]}  # fmt: skip
 
 
 def _timed(call: Callable[..., Any], taken: list[float]) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def train_rank(
 ) -> dict[str, Any]:
     """One rank's steps. Collective; the dict of rank 0 is returned by launch."""
     comm, clock = current(), StageClock()
-    before = resident_bytes()
+    before = _anonymous_bytes()
     store = Store.open(path)
     loader = Loader(store, fanouts, batch, parallel=parallel, prefetch=1, stage=clock.stage)
     torch.manual_seed(0)

@@ -106,6 +106,11 @@ def test_docstring_example():
     assert draws_of([0, 2, 2], 50, 2).tolist() == [[1, 2]] * 50
     share = (draws_of([0, 2, 2], 10_000, 1) == 1).double().mean().item()
     assert abs(share - 0.5) < 5 * 0.5 / 100
+    weights = DrawWeights.of(torch.tensor([0, 3]), torch.tensor([0.0, 2.0, 2.0]))
+    for fanout, edges in ((2, [1, 2]), (1, [2]), (-1, [1, 2])):
+        ends = torch.tensor([0, len(edges)])
+        carried = weights.of_drawn(torch.tensor([0]), fanout, ends, torch.tensor(edges))
+        torch.testing.assert_close(carried, torch.full((len(edges),), 4 / 3))
 
 
 @pytest.mark.parametrize("seed", [0, 5])
@@ -251,7 +256,8 @@ def test_a_mean_of_draws_with_replacement_estimates_that_of_all_edges(k):
 
 @pytest.mark.parametrize("fanout", [-1, 4, 20, 500])
 @pytest.mark.parametrize("replace", [False, True])
-def test_rows_that_give_all_their_edges_are_exact_and_others_carry_means(fanout, replace):
+def test_rows_that_give_all_they_can_are_exact_and_others_carry_means(fanout, replace):
+    """Exact also where edges of weight 0, which are not drawn, count in the mean over all in-edges."""
     indptr, indices, weight = random_csr()
     topology = Topology(
         0, 30, indptr, indices, torch.arange(30) * 7, torch.zeros(30, dtype=torch.int64), weight, (0, 30)
@@ -259,14 +265,25 @@ def test_rows_that_give_all_their_edges_are_exact_and_others_carry_means(fanout,
     sampler = NeighborSampler(topology, sampler="weighted", replace=replace)
     frontier = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     block = sampler.hop(frontier, fanout, KEY).block
+    x = torch.rand(30, generator=torch.Generator().manual_seed(1)).double() - 0.5
+    shares = set()
     for i, row in enumerate(frontier.tolist()):
-        mine = weight[indptr[row] : indptr[row + 1]]
-        carried = block.weight[block.indptr[i] : block.indptr[i + 1]]
-        if fanout == -1 or not replace and fanout >= (mine > 0).sum():
-            assert carried.tolist() == mine[mine > 0].tolist()
+        mine, here = weight[indptr[row] : indptr[row + 1]], slice(int(block.indptr[i]), int(block.indptr[i + 1]))
+        positive, degree = int((mine > 0).sum()), len(mine)
+        if fanout == -1 or not replace and fanout >= positive:
+            drawn = block.position[here]
+            assert drawn.tolist() == mine.nonzero().view(-1).tolist()
+            sources = indices[indptr[row] : indptr[row + 1]]
+            exact = (mine * x[sources]).sum() / max(1, degree)
+            found = (block.weight[here] * x[sources[drawn]]).sum() / max(1, len(drawn))
+            torch.testing.assert_close(found, exact, rtol=0, atol=1e-6)
+            if positive == degree:  # not a bit of them changes
+                assert block.weight[here].tolist() == mine.tolist()
+            shares.add(positive < degree)
         else:
-            mean = (mine.double().sum() / max(1, len(mine))).float()
-            assert carried.tolist() == [mean] * (fanout if mean > 0 else 0)
+            mean = (mine.double().sum() / max(1, degree)).float()
+            assert block.weight[here].tolist() == [mean] * (fanout if mean > 0 else 0)
+    assert shares == {False, True} or replace and fanout != -1
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])

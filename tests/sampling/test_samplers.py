@@ -8,6 +8,7 @@ import torch
 
 from tgnn.data.graph import Dataset, Graph
 from tgnn.errors import UserError
+from tgnn.nn import GCNConv, SAGEConv
 from tgnn.partition.store import Store, write_store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.neighbor import NeighborSampler
@@ -61,14 +62,36 @@ def test_a14_the_same_sample_in_any_partitioning(stores, sampler: str, replace: 
     assert not torch.equal(again[0], once[0])
 
 
-def test_weighted_never_draws_an_edge_of_weight_0(stores):
-    for replace in (False, True):
-        topology = Topology.of_whole(stores[1])
-        sampler = NeighborSampler(topology, sampler="weighted", replace=replace)
-        for fanout in (3, -1):
-            block = sampler.hop(torch.arange(NUM_VERTICES), fanout, key=1).block
-            assert block.n_edges and (block.weight > 0).all()
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [3, 500, -1])
+def test_weighted_never_draws_an_edge_of_weight_0(stores, replace: bool, fanout: int):
+    """Told by the drawn edges' positions: the weight that an edge carries is not its own."""
+    topology = Topology.of_whole(stores[1])
+    sampler = NeighborSampler(topology, sampler="weighted", replace=replace)
+    block = sampler.hop(torch.arange(NUM_VERTICES), fanout, key=1).block
+    assert (topology.edge_weight == 0).sum() > 1000
+    drawn = topology.edge_weight[topology.indptr[block.dst_rows] + block.position]
+    assert block.n_edges > 800 and (drawn > 0).all() and (block.weight > 0).all()
+    if fanout == -1 or fanout == 500 and not replace:
         assert block.n_edges == int((topology.edge_weight > 0).sum())
+
+
+@pytest.mark.parametrize("make", [SAGEConv, GCNConv])
+def test_layers_on_all_edges_that_weighted_can_draw_equal_exact_inference(stores, make):
+    """Inference counts in-edges of weight 0 in its means; those that are drawn make up for their absence."""
+    topology = Topology.of_whole(stores[1])
+    torch.manual_seed(0)
+    layer, x = make(5, 4).double(), torch.randn(NUM_VERTICES, 5, dtype=torch.float64)
+
+    def outputs(sampler: str, fanout: int) -> torch.Tensor:
+        drawer = NeighborSampler(topology, sampler=sampler)
+        hop = drawer.hop(torch.arange(NUM_VERTICES), fanout, key=1)
+        return layer(hop.block, x[hop.rows])
+
+    exact = outputs("uniform", -1)
+    for fanout in (-1, 500):
+        torch.testing.assert_close(outputs("weighted", fanout), exact, rtol=0, atol=1e-6)
+    assert (outputs("weighted", 3) - exact).abs().max() > 0.1
 
 
 def test_labor_shares_sources_within_a_hop_and_dependent_labor_between_hops(stores):

@@ -36,6 +36,7 @@ from tgnn.kernels.attention_tiles_triton import (
     store_row,
 )
 from tgnn.kernels.block import Block
+from tgnn.kernels.segment import HALF_TYPES
 from tgnn.kernels.segment_triton import PIECE, Cut, config_of, later_piece, pointers, wide_type
 from tgnn.kernels.segment_triton import launch as run
 from tgnn.kernels.tuning import Config, KernelSpec
@@ -221,7 +222,10 @@ def build_spec(
     def configs(width: int) -> tuple[Config, ...]:
         return _configs(width, tile_elements, tile_edges)
 
-    return KernelSpec(name, "attention", kernel, signature, constants, configs, float64_doubles=True)
+    # Where a row is read once for both its uses, Triton 3.6 keeps half types beside what they are widened to.
+    halves = kernel is attention_forward and kind == "gatv2"
+    doubled = (torch.float64, *(HALF_TYPES if halves else ()))
+    return KernelSpec(name, "attention", kernel, signature, constants, configs, doubled)
 
 
 def _configs(width: int, tile_elements: int, tile_edges: int) -> tuple[Config, ...]:

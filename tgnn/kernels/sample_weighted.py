@@ -9,8 +9,12 @@ running sum of weights a random number falls. Edges of weight 0 are never drawn.
 An edge e drawn with probability w_e / W, W the sum of its row's d weights, carries the weight W / d: its expectation
 sum_e (w_e / W) (W / d) x_e = (sum_e w_e x_e) / d is the mean over all in-edges, and so is that of a mean of K draws
 with replacement. Its own weight would count twice. Without replacement the mean is biased, towards W / d times x's.
+Where all m <= d edges of positive weight are drawn, each once, nothing is estimated: edge e carries w_e m / d, so that
+a mean over the m drawn edges, sum_e (w_e m / d) x_e / m, is the exact one, of all d. Sums over drawn edges are m / d of
+the full sum then, as they are the drawn share of it in every sample.
 
-Example: weights 0, 2, 2: K = 2 draws positions 1 and 2; K = 1 either with probability 1/2.
+Example: weights 0, 2, 2: K = 2 draws positions 1 and 2, which carry 4/3 each; K = 1 either with probability 1/2, and it
+carries 4/3.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from tgnn.kernels.fixed_log import (
     split_float,
     top_bit,
 )
+from tgnn.kernels.gather import gather
 from tgnn.kernels.segment import chunk_limit, edge_chunks, segment_max
 
 # A key and a position in one number that sorts by key, then position: 33 and 31 bits.
@@ -46,25 +51,29 @@ class DrawWeights:
     """Edge weights as sampling reads them, made once per graph by `DrawWeights.of`.
 
     weight [E]: the weights themselves; log2 [E] int32: logarithm with 23 fraction bits, `fixed_log.NEVER` for weight 0;
-    drawable [N] int64: in-edges of positive weight; mean [N] float32: mean weight of all in-edges; running [E] int64:
-    sum of the row's weights up to this edge, scaled row by row; None unless edges are drawn with replacement.
+    drawable [N] int64: in-edges of positive weight; share [N] float32: these by all in-edges; mean [N] float32: mean
+    weight of all in-edges; running [E] int64: sum of the row's weights up to this edge, scaled row by row; None unless
+    edges are drawn with replacement.
     """
 
     weight: Tensor
     log2: Tensor
     drawable: Tensor
+    share: Tensor
     mean: Tensor
     running: Tensor | None = None
 
     @classmethod
     def of(cls, indptr: Tensor, weight: Tensor, replace: bool = False) -> DrawWeights:
-        """Of a CSR's weights ([E] float32). Raises UserError for a negative, infinite or missing (NaN) weight."""
-        log2 = torch.empty(weight.shape, dtype=torch.int32, device=weight.device)
-        drawable = torch.empty(indptr.numel() - 1, dtype=torch.int64, device=weight.device)
-        mean = torch.empty(drawable.shape, dtype=torch.float32, device=weight.device)
-        running = torch.empty(weight.shape, dtype=torch.int64, device=weight.device) if replace else None
+        """Of a CSR's weights ([E] float32); with indptr on a GPU they may lie in pinned memory: what is kept of edges
+        does too then. Raises UserError for a negative, infinite or missing (NaN) weight.
+        """
+        drawable = torch.empty(indptr.numel() - 1, dtype=torch.int64, device=indptr.device)
+        share = torch.empty(drawable.shape, dtype=torch.float32, device=indptr.device)
+        mean, log2 = torch.empty_like(share), _beside(weight, torch.int32)
+        running = _beside(weight, torch.int64) if replace else None
         for rows, edges in edge_chunks(indptr, 1):
-            some = weight[edges].to(torch.float32)
+            some = weight[edges].to(indptr.device, torch.float32)
             unfit = ~((some >= 0) & (some < torch.inf))
             if bool(unfit.any()):
                 do = "correct the weights, or draw with --sampler uniform"
@@ -72,28 +81,39 @@ class DrawWeights:
                 raise wrong("edge weights of the weighted sampler", got, "finite numbers, none negative", do)
             ends = indptr[rows.start : rows.stop + 1] - edges.start
             log2[edges] = log2_weight(some)
+            degree = ends.diff().clamp(min=1)
             drawable[rows] = _sums(some > 0, ends)[1]
+            share[rows] = drawable[rows].to(torch.float32) / degree.to(torch.float32)
             # A column, as each of its segments is added in order on any device: equal in every partitioning.
             total = torch.segment_reduce(some.to(torch.float64)[:, None], "sum", offsets=ends, axis=0)[:, 0]
-            mean[rows] = (total / ends.diff().clamp(min=1)).to(torch.float32)
+            mean[rows] = (total / degree).to(torch.float32)
             if running is not None:
                 running[edges] = _sums(_scaled(some, ends), ends)[0]
-        return cls(weight, log2, drawable, mean, running)
+        return cls(weight, log2, drawable, share, mean, running)
 
     def of_drawn(self, rows: Tensor, fanout: int, indptr: Tensor, edge: Tensor) -> Tensor:
         """Weights [n_edges] that the edges of a sample (indptr [n + 1], edge [n_edges]) of `rows` [n] carry.
 
-        The mean of the row's in-edges; the edge's own where all that can be drawn were taken, each once, as nothing
-        is estimated there.
+        The mean of the row's in-edges; the edge's own, times the share of drawable in-edges, where all of those were
+        taken, each once, as nothing is estimated there.
         """
-        own = self.weight.index_select(0, edge)
-        if fanout == -1:
-            return own
         count = indptr.diff()
+        row = torch.repeat_interleave(rows, count, output_size=edge.numel())
+        if self.weight.device == edge.device:
+            own = self.weight.index_select(0, edge)
+        else:
+            own = gather(self.weight.new_empty(0, device=edge.device), edge, self.weight)
+        exact = own * self.share.index_select(0, row).to(own.dtype)
+        if fanout == -1:
+            return exact
         estimated = count > 0 if self.running is not None else count < self.drawable.index_select(0, rows)
-        row = torch.repeat_interleave(count, output_size=edge.numel())
-        mean = self.mean.index_select(0, rows).to(own.dtype)
-        return torch.where(estimated.index_select(0, row), mean.index_select(0, row), own)
+        estimated = torch.repeat_interleave(estimated, count, output_size=edge.numel())
+        return torch.where(estimated, self.mean.index_select(0, row).to(own.dtype), exact)
+
+
+def _beside(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for a number of each edge where `weight` [E] lies, in pinned memory if that does."""
+    return torch.empty(weight.shape, dtype=dtype, device=weight.device, pin_memory=weight.is_pinned())
 
 
 def _sums(values: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ class KernelSpec:
     signature: (dtype, index dtype) -> {argument: Triton type, `*fp32`, `*i32`, `i64`, ... or `constexpr`}.
     constants: width -> the constexpr arguments that are no tiles.
     configs: width -> candidates; the first is the default.
-    float64_doubles: whether rows of float64, which fill twice the registers, take configurations of twice the width.
+    doubled: types whose rows, as they fill twice the registers, take configurations of twice the width.
     """
 
     name: str
@@ -83,11 +83,11 @@ class KernelSpec:
     signature: Callable[[torch.dtype, torch.dtype], dict[str, str]]
     constants: Callable[[int], dict[str, Any]]
     configs: Callable[[int], tuple[Config, ...]]
-    float64_doubles: bool = False
+    doubled: tuple[torch.dtype, ...] = ()
 
     def candidates(self, width: int, dtype: torch.dtype) -> tuple[Config, ...]:
         """Configurations for rows of `width` elements of `dtype`; the first is the default."""
-        return self.configs(2 * width if self.float64_doubles and dtype == torch.float64 else width)
+        return self.configs(2 * width if dtype in self.doubled else width)
 
 
 @dataclass(frozen=True)

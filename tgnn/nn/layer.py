@@ -57,16 +57,19 @@ class Rows:
     def aggregate(self, block: Block, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
         """`spmm(block, self.all(), weight, reduce)` for `sum` and `mean`: local rows first, while the halo travels.
 
-        Half types wait for the halo: their sums are rounded once.
+        Half types wait for the halo: their sums are rounded once. Their mean on a CPU is float32: the sum, rounded
+        once, is divided in float32, which spares a float32 copy of all rows.
         """
         together = self._halo is None or not self._halo.exchanged or self._all is not None
+        if self.local.dtype in HALF_TYPES and reduce == "mean" and not self.local.is_cuda:
+            return _divided(spmm(block, self.all(), weight).float(), block)
         if together or self.local.dtype in HALF_TYPES:
             return spmm(block, self.all(), weight, reduce)
         near, far = block.halves(len(self.local))
         near_weight, far_weight = (None, None) if weight is None else (weight[near.edge], weight[far.edge])
         out = spmm(near.block, self.local, near_weight)
         out = out.add_(spmm(far.block, self.halo(), far_weight))
-        return out.div_(block.degrees.clamp(min=1).to(out.dtype)[:, None]) if reduce == "mean" else out
+        return _divided(out, block) if reduce == "mean" else out
 
     def all(self) -> Tensor:
         """Local rows, then halo rows: [n_src, D]. Waits for the halo."""
@@ -76,6 +79,11 @@ class Rows:
             alone = halo is None or (len(halo) == 0 and not halo.requires_grad)
             self._all = self.local if alone else torch.cat([self.local, halo])
         return self._all
+
+
+def _divided(total: Tensor, block: Block) -> Tensor:
+    """Sums over in-edges [n_dst, D] as means, in place."""
+    return total.div_(block.degrees.clamp(min=1).to(total.dtype)[:, None])
 
 
 class Layer(nn.Module):

@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     symmetric = options.partitioner == "lp" and is_symmetric(graph)
     _announce(graph.num_vertices, graph.num_edges, options.partitioner, store_bytes(dataset), symmetric)
     presampling = options.presampling()
-    made = partitioned(dataset, options.parts, options.partitioner, options.seed, presampling, progress=True)
+    made = partitioned(
+        dataset, options.parts, options.partitioner, options.seed, presampling, progress=True, compare=True
+    )
     made_how = {
         "data": data,
         "partitioner": options.partitioner,

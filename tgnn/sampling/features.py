@@ -22,11 +22,17 @@ from tgnn.sampling.placement import Budget
 
 
 class Tiers:
-    """Rows of one array, [n, ...]: the first `cached` in the device's memory, then `pinned`, then the file."""
+    """Rows of one array, [n, ...]: the first `cached` in the device's memory, then `pinned`, then the file.
 
-    def __init__(self, array: np.ndarray) -> None:
+    Rows are given in `dtype`, and kept in it where that is narrower than the file's.
+    """
+
+    def __init__(self, array: np.ndarray, dtype: torch.dtype | None = None) -> None:
         self._file = torch.from_numpy(np.asarray(array))
-        self._near = self._pinned = self._file[:0]
+        self.dtype = dtype or self._file.dtype
+        narrower = self.dtype.itemsize < self._file.element_size()
+        self._kept_dtype = self.dtype if narrower else self._file.dtype
+        self._near = self._pinned = self._file[:0].to(self._kept_dtype)
 
     def __len__(self) -> int:
         return len(self._file)
@@ -43,29 +49,35 @@ class Tiers:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self._file.element_size() * prod(self._file.shape[1:])
+        """Bytes of one row as it is kept."""
+        return self._kept_dtype.itemsize * prod(self._file.shape[1:])
+
+    def empty(self, rows: int, device: torch.device | str) -> Tensor:
+        """Room for so many rows on `device`: [rows, ...]."""
+        return torch.empty((rows, *self._file.shape[1:]), dtype=self.dtype, device=device)
 
     def place(self, cached: int, pinned: int, device: torch.device) -> None:
         """Copy the first `cached` rows to `device`, on a GPU the next `pinned` to pinned host memory."""
-        self._near = self._pinned = self._file[:0]
-        self._near = self._file[:cached].to(device, copy=True)
+        kept = self._kept_dtype
+        self._near = self._pinned = self._file[:0].to(kept)
+        self._near = self._file[:cached].to(device, kept, copy=True)
         if device.type != "cpu":
-            self._pinned = self._file[cached : cached + pinned].pin_memory()
+            self._pinned = self._file[cached : cached + pinned].to(kept).pin_memory()
 
     def load(self, rows: Tensor, device: torch.device, out: Tensor | None = None) -> Tensor:
         """The given rows, int64 [m], on `device`; into `out` where that is given. Returns [m, ...]."""
         table = self._whole()
         # Written where it is wanted: a tensor that is made and copied costs more than the gather.
-        if table is not None and out is not None and choose("gather", table, rows) == "torch":
+        direct = table is not None and out is not None and table.dtype == self.dtype
+        if direct and choose("gather", table, rows) == "torch":
             return torch.index_select(table, 0, rows.to(table.device), out=out)
         if table is not None:
             found = gather(table, rows.to(table.device)).to(device, non_blocking=True)
         elif self.cached + self.pinned == len(self):
             found = gather(self._near, rows.to(device), self._pinned)
         else:
-            found = self._of_all_tiers(rows, device)
-        return found if out is None else out.copy_(found)
+            found = self._of_all_tiers(rows.to(device), device)
+        return found.to(self.dtype) if out is None else out.copy_(found)
 
     def _whole(self) -> Tensor | None:
         """The only tier that has rows, if there is but one."""
@@ -74,26 +86,26 @@ class Tiers:
         return self._file if not self.cached and not self.pinned else None
 
     def _of_all_tiers(self, rows: Tensor, device: torch.device) -> Tensor:
-        kept = self.cached + self.pinned
-        if device.type == "cpu":  # the file continues the copy
-            return gather(self._near, rows, self._file[self.cached :])
-        rows = rows.to(device)
-        is_kept = rows < kept
-        found = self._file.new_empty((rows.numel(), *self._file.shape[1:]), device=device)
-        found[is_kept] = gather(self._near, rows[is_kept], self._pinned)
-        far = gather(self._file, rows[~is_kept].cpu())
-        found[~is_kept] = far.pin_memory().to(device, non_blocking=True)
-        return found
+        is_kept = rows < self.cached + self.pinned
+        kept, others = torch.nonzero(is_kept).view(-1), torch.nonzero(~is_kept).view(-1)
+        found = self.empty(rows.numel(), device)
+        pinned = self._pinned if self.pinned else None
+        found.index_copy_(0, kept, gather(self._near, rows.index_select(0, kept), pinned).to(self.dtype))
+        far = gather(self._file, rows.index_select(0, others).cpu()).to(self.dtype)
+        if device.type != "cpu":
+            far = far.pin_memory()
+        return found.index_copy_(0, others, far.to(device, non_blocking=True))
 
 
 class PartColumn:
     """One array of the store (features or labels) over several parts, addressed by row.
 
     Rows count from 0 through the given parts, one after the other: local rows for one part, new ids for all of them.
+    They are given in `dtype`, by default the files' own.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self._tiers = [Tiers(array) for array in arrays]
+    def __init__(self, arrays: Sequence[np.ndarray], dtype: torch.dtype | None = None) -> None:
+        self._tiers = [Tiers(array, dtype) for array in arrays]
         self._starts = np.cumsum([0] + [len(tiers) for tiers in self._tiers])
 
     @property
@@ -144,29 +156,37 @@ class PartColumn:
 
     def empty(self, rows: int, device: torch.device | str) -> Tensor:
         """Room for so many rows on `device`: [rows, ...]."""
-        like = self._tiers[0]._file
-        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=device)
+        return self._tiers[0].empty(rows, device)
 
 
 class HaloCache:
     """Copies of other ranks' feature rows: those that this rank's input layer asks for most often.
 
-    new_id: int64 [c], ascending; original_id: int64 [c]; rows: [c, F] on the device.
+    new_id: int64 [c], ascending; original_id: int64 [c]; rows: [c, F] of `dtype` on the device.
     """
 
-    def __init__(self, store: Store, part: int, budget_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        store: Store,
+        part: int,
+        budget_bytes: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         wanted = hottest_remote(store, part)
-        row_bytes = 4 * store.num_features
+        row_bytes = dtype.itemsize * store.num_features
         new_id = np.sort(wanted[: budget_bytes // max(1, row_bytes)])
         owner = store.ownership.owner(new_id)
-        rows = torch.empty(len(new_id), store.num_features)
+        rows = torch.empty(len(new_id), store.num_features, dtype=dtype)
         original = np.empty(len(new_id), np.int64)
         for other in np.unique(owner):
             theirs, mine = store.part(int(other)), owner == other
             local = store.ownership.local(new_id[mine], int(other))
             original[mine] = theirs.original_id[local]
             gather_into = torch.from_numpy(np.flatnonzero(mine))
-            rows[gather_into] = torch.from_numpy(np.asarray(theirs.features))[torch.from_numpy(local)]
+            rows[gather_into] = torch.from_numpy(np.asarray(theirs.features))[torch.from_numpy(local)].to(
+                dtype
+            )
         self.rows = rows.to(device)
         self.new_id = torch.from_numpy(new_id).to(device)
         self.original_id = torch.from_numpy(original).to(device)
@@ -198,9 +218,11 @@ def hottest_remote(store: Store, part: int) -> np.ndarray:
     return order[: np.count_nonzero(asked)]
 
 
-def open_columns(store: Store, parts: Sequence[int]) -> tuple[PartColumn | None, PartColumn | None]:
-    """(features, labels) of the given parts; None for what the store does not have."""
+def open_columns(
+    store: Store, parts: Sequence[int], dtype: torch.dtype | None = None
+) -> tuple[PartColumn | None, PartColumn | None]:
+    """(features in `dtype`, labels) of the given parts; None for what the store does not have."""
     opened = [store.part(part) for part in parts]
-    features = None if opened[0].features is None else PartColumn([part.features for part in opened])
+    features = None if opened[0].features is None else PartColumn([part.features for part in opened], dtype)
     labels = None if opened[0].labels is None else PartColumn([part.labels for part in opened])
     return features, labels

@@ -39,8 +39,9 @@ class Loader:
         self, store: Store | str | os.PathLike, fanouts: Sequence[int], batch_size: int = 1024, *, split: str = "train",
         parallel: str = "split", replicas: int = 1, sampler: str = "uniform", replace: bool = False,
         shuffle: bool = True, seed: int = 0, prefetch: int = 1, feature_cache: int | None = None,
-        halo_cache: int | None = 0, exchange_dtype: torch.dtype | None = None, graph_placement: str = "auto",
-        comm: Comm | None = None, stage: Stage = no_stage,
+        halo_cache: int | None = 0, dtype: torch.dtype = torch.float32, exchange_dtype: torch.dtype | None = None,
+        graph_placement: str = "auto", comm: Comm | None = None,
+        stage: Stage = no_stage,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -60,6 +61,7 @@ class Loader:
             feature_cache: bytes for copies of the rank's own feature rows in its device's memory; None: a share of
                 what is free.
             halo_cache: bytes for copies of other ranks' feature rows in split mode; None: a share of what is free.
+            dtype: floating type of the feature rows.
             exchange_dtype: floating type of halo rows on the wire, for example torch.bfloat16; None: the rows' own.
             graph_placement: `device`, `pinned` (host memory that a GPU reads) or `auto`: device where it fits.
             comm: process group; default the current one.
@@ -68,7 +70,7 @@ class Loader:
         self.group = self.comm.replica(replicas)
         self.store, self.fanouts, self.batch_size = opened_store(store, self.group), fanouts, batch_size
         self.parallel, self.replicas, self.shuffle, self.seed = parallel, replicas, shuffle, seed
-        self.prefetch, self.stage, self.exchange_dtype = prefetch, stage, exchange_dtype
+        self.prefetch, self.stage, self.dtype, self.exchange_dtype = prefetch, stage, dtype, exchange_dtype
         self.epoch = 0
         self._check()
         check_sampler(sampler, replace, self.store.has_edge_weight)
@@ -102,7 +104,7 @@ class Loader:
             )
             size = halo_budget(halo_cache, device, self.comm.ranks)
             if size and group.ranks > 1 and store.num_features:
-                self.halo_cache = HaloCache(store, rank, size, device)
+                self.halo_cache = HaloCache(store, rank, size, device, self.dtype)
             self.sampler = CooperativeSampler(
                 self.topology, self._sampling_comm, halo_cache=self.halo_cache, **drawing
             )
@@ -111,7 +113,7 @@ class Loader:
             self.topology = Topology.of_whole(store, device, placement=graph_placement)
             self.sampler = NeighborSampler(self.topology, **drawing)
             self._exchange_comm, parts = Comm(device=device), list(range(store.num_parts))
-        self._features, self._labels = open_columns(store, parts)
+        self._features, self._labels = open_columns(store, parts, self.dtype)
         if self._features is not None:
             self._features.place(feature_budget(feature_cache, device, self.comm.ranks), device)
 
@@ -129,7 +131,7 @@ class Loader:
             features.place(Budget(left, budget.pinned_bytes), device)
             left -= features.cached_rows * features.row_bytes
         if self._auto[1] and self.parallel == "split" and self.group.ranks > 1:
-            self.halo_cache = HaloCache(self.store, self.group.rank, left, device)
+            self.halo_cache = HaloCache(self.store, self.group.rank, left, device, self.dtype)
             self.sampler.halo_cache = self.halo_cache
 
     def placement(self) -> dict[str, Any]:

@@ -108,7 +108,10 @@ class TrainConfig:
     )  # fmt: skip
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"), resumable=True)
     backend: str = option("auto", "sparse kernels", choices=("auto", "torch", "triton"), resumable=True)
-    dtype: str = option("float32", "number format of the model", choices=("float32", "float64", "bfloat16"))
+    dtype: str = option(
+        "float32", "number format of rows; bfloat16: mixed precision over float32 weights",
+        choices=("float32", "float64", "bfloat16"),
+    )  # fmt: skip
     partitioner: str = option(
         "lp", "how DATA is partitioned", choices=("metis", "lp", "random"), resumable=True
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from tgnn.errors import wrong
 from tgnn.nn.layer import Layer, Rows
 from tgnn.nn.model import GNN
+from tgnn.nn.precision import mixed_precision
 from tgnn.parallel.comm import Comm, current
 from tgnn.parallel.exchange import start_exchange
 from tgnn.partition.store import Store
@@ -29,13 +29,6 @@ from tgnn.sampling.topology import Topology
 
 # Rows that are projected at once.
 PROJECTED_ROWS = 1 << 16
-
-
-def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager:
-    """The mixed precision of a run: bfloat16 computes in bfloat16 over float32 weights, other types as they
-    are.
-    """
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 class LayerwiseInference:
@@ -53,7 +46,7 @@ class LayerwiseInference:
             comm: process group; default the current one.
             chunk_edges: most in-edges in one chunk (a vertex with more is a chunk of its own); bounds the
                 memory besides one row per vertex for a layer's input and output.
-            dtype: of the features and the logits; bfloat16 as in `autocast`.
+            dtype: of the features and the logits; bfloat16 as in `mixed_precision`.
         """
         self.comm = comm or current()
         store = opened_store(store, self.comm)
@@ -91,7 +84,7 @@ class LayerwiseInference:
         try:
             device = self.comm.device
             h = torch.from_numpy(self.part.features).to(device=device, dtype=self.dtype)
-            with autocast(self.dtype, device):
+            with mixed_precision(self.dtype, device):
                 for number in range(len(model.layers)):
                     h = self._layer(model, number, h)
             return h.float() if h.dtype == torch.bfloat16 else h

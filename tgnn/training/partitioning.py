@@ -47,11 +47,12 @@ class Partitioned(NamedTuple):
 
 def partitioned(
     dataset: Dataset, parts: int, method: str = "lp", seed: int = 0, options: PresampleOptions | None = None,
-    progress: bool = False,
+    progress: bool = False, compare: bool = False,
 ) -> Partitioned:  # fmt: skip
     """Partition `dataset` by expected work where `options` are given and there are training vertices and several parts.
 
-    Else by its in-edges. The report of a presampled partition has an entry "expected": see `expected_work`.
+    Else by its in-edges. The report of a presampled partition has an entry "expected": see `expected_work`. It sets
+    the partition beside a random one and, with `compare`, one by in-edges, which takes as long again to make.
     """
     if options is None or parts == 1 or len(dataset.train) == 0:
         part_of = assign(dataset, parts, method=method, seed=seed, progress=progress)

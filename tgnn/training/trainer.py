@@ -20,6 +20,7 @@ from tgnn.data.graph import Dataset
 from tgnn.errors import UserError, wrong
 from tgnn.kernels.backend import all_ran, set_backend, use_backend
 from tgnn.nn.model import GNN
+from tgnn.nn.precision import mixed_precision
 from tgnn.parallel.comm import current
 from tgnn.parallel.exchange import all_reduce_gradients
 from tgnn.partition.store import Store
@@ -28,7 +29,7 @@ from tgnn.sampling.minibatch import MiniBatch
 from tgnn.sampling.samplers import check_sampler
 from tgnn.training.checkpoint import CheckpointState, dataset_fingerprint
 from tgnn.training.config import BEST_FILE, LAST_FILE, TrainConfig, size_in_bytes
-from tgnn.training.inference import LayerwiseInference, autocast
+from tgnn.training.inference import LayerwiseInference
 from tgnn.training.loss import check_metric, evaluate, loss_sum, mean_loss
 from tgnn.training.metrics import (
     RunLog,
@@ -96,7 +97,8 @@ class Trainer:
             store, config.fanouts, config.batch_size, parallel=config.parallel, sampler=config.sampler,
             replicas=config.replicas, replace=config.replace, seed=config.seed, prefetch=config.prefetch,
             feature_cache=size_in_bytes(config.feature_cache), halo_cache=size_in_bytes(config.halo_cache),
-            exchange_dtype=exchange_dtype(config), graph_placement=config.graph_placement, stage=self.clock.stage,
+            dtype=self.dtype, exchange_dtype=exchange_dtype(config), graph_placement=config.graph_placement,
+            stage=self.clock.stage,
         )  # fmt: skip
         # Every group of ranks holds the whole graph, and evaluates it alike.
         self.group = self.loader.group
@@ -177,8 +179,7 @@ class Trainer:
         stop).
         """
         clock, sent = self.clock, self.group.bytes_sent
-        with clock.stage("forward"), autocast(self.dtype, self.comm.device):
-            batch.x = batch.x.to(self.dtype)
+        with clock.stage("forward"), mixed_precision(self.dtype, self.comm.device):
             total = loss_sum(self.model(batch), batch.y, self.store.task)
         with clock.stage("backward"):
             self.optimizer.zero_grad(set_to_none=True)
