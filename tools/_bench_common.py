@@ -8,18 +8,23 @@ the machine touches both sides of it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import platform
+import shlex
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from _options import listed
+from _peers import require_peer
 from _timing import percentiles
 
 from tgnn.data.graph import Dataset
@@ -33,6 +38,7 @@ MODELS = ("sage", "gcn", "gat")
 PEERS = ("dgl", "pyg", "torch")
 OURS = "tgnn"
 GAT_HEADS = 4
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -115,11 +121,20 @@ def add_peer_options(parser: argparse.ArgumentParser, rounds: int) -> None:
     group.add_argument("--warmup", type=int, default=2, help="rounds before the timed ones (2)")
 
 
+def add_clock_option(parser: argparse.ArgumentParser) -> None:
+    """What a second is."""
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall",
+                        help="wall: what passes; cpu: what this process's threads use, all together, for a machine "
+                             "that others use too (wall)")  # fmt: skip
+
+
 def check_options(args: argparse.Namespace) -> None:
     """UserError for what cannot run, before any work."""
     unknown = [name for name in getattr(args, "against", ()) if name not in PEERS]
     if unknown:
         raise wrong("--against", ", ".join(unknown), f"some of {', '.join(PEERS)}", "correct the list")
+    for name in getattr(args, "against", ()):
+        require_peer(name)
     for name in ("rounds", "batch_size", "hidden", "steps", "epochs", "parts"):
         value = getattr(args, name, None)
         if value is not None and min(value if isinstance(value, list) else [value], default=0) < 1:
@@ -254,9 +269,11 @@ def machine_line(about: Mapping[str, Any]) -> str:
     memory = {"kept": "freed memory kept", "default": "the system's handling of freed memory"}[
         about["allocator"]
     ]
+    load = f"load average {about['load_average'][0]} before, {about['load_average_after'][0]} after"
+    clock = "; seconds are CPU time of all threads" if about["clock"] == "cpu" else ""
     return (
-        f"{about['device']}, {about['cores']} cores, {about['threads']} threads, load average "
-        f"{about['load_average'][0]}; {memory}; {versions}; commit {(about['commit'] or 'unknown')[:12]}"
+        f"{about['device']}, {about['cores']} cores, {about['threads']} threads, {load}{clock}; {memory}; "
+        f"{versions}; commit {(about['commit'] or 'unknown')[:12]}"
     )
 
 
@@ -272,14 +289,27 @@ def as_run(
             args.allocator = "default"
         started = machine(args.allocator, {})
         try:
-            report = make(args)
+            with _ranks_allocator(args.allocator):
+                report = make(args)
         except Mismatch as error:
             print(f"wrong: {error}")
             return 1
-        publish(report, args, started | machine(args.allocator, versions_of(getattr(args, "against", ()))))
+        about = machine(args.allocator, versions_of(getattr(args, "against", ())))
+        about |= {"load_average": started["load_average"], "load_average_after": about["load_average"]}
+        about["clock"] = getattr(args, "clock", "wall")
+        publish(report, args, about)
         return 0
 
     return run
+
+
+@contextlib.contextmanager
+def _ranks_allocator(allocator: str) -> Iterator[None]:
+    """Ranks keep freed memory, unless the environment has an option of malloc: here one that changes nothing."""
+    with contextlib.ExitStack() as stack:
+        if allocator == "default":
+            stack.enter_context(mock.patch.dict(os.environ, {"MALLOC_PERTURB_": "0"}))
+        yield
 
 
 def versions_of(peers: Sequence[str]) -> dict[str, str | None]:
@@ -317,7 +347,7 @@ def command_of(args: argparse.Namespace) -> str:
             skipped = not skipped
         elif not word.startswith(("--out=", "--plot=", "--work-dir=")):
             words.append(word)
-    return " ".join(["python tools/bench.py", *words])
+    return f"python tools/bench.py {shlex.join(words)}"
 
 
 def draw_bars(report: Report, path: Path) -> None:

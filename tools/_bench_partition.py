@@ -105,7 +105,7 @@ def measure(
     dataset = open_dataset(Path(folder))
     graph_bytes = resident_bytes()
     start = time.perf_counter()
-    part_of, presampling = _partition(method, dataset, parts, fanouts, batch, seed)
+    part_of, presampling = assigned(method, dataset, parts, fanouts, batch, seed)
     seconds, peak = time.perf_counter() - start, peak_bytes()
     found = measured(dataset, part_of, parts)
     planned = planned_steps(dataset.graph, dataset.train, fanouts, batch)
@@ -120,10 +120,10 @@ def measure(
     }  # fmt: skip
 
 
-def _partition(
+def assigned(
     method: str, dataset: Dataset, parts: int, fanouts: list[int], batch: int, seed: int
 ) -> tuple[np.ndarray, float]:
-    """(part of each vertex, seconds of presampling)."""
+    """(part of each vertex by one of METHODS, seconds of presampling)."""
     if method == DGL_METHOD:
         return _dgl_metis(dataset, parts), 0.0
     if not method.startswith("presampled "):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from _bench_common import Mismatch, Report, Table, add_output_options, add_work_options, load_dataset
+from _bench_partition import assigned
 from _options import listed
 from _peers import make_peer
 
@@ -23,7 +24,7 @@ from tgnn.partition.store import Store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
 from tgnn.sampling.replay import replay
-from tgnn.training.partitioning import PresampleOptions, partitioned
+from tgnn.training.partitioning import PresampleOptions
 from tgnn.training.prepare import prepare
 
 SUMMARY = "features loaded and edges computed, data parallel against split, from counters"
@@ -75,8 +76,7 @@ def run(args: argparse.Namespace) -> Report:
 
 def count(dataset: Dataset, args: argparse.Namespace, parts: int, batch: int) -> dict[str, dict[str, float]]:
     """Per step, by mode: feature rows loaded, edges computed, rows exchanged over all layers."""
-    options = PresampleOptions(fanouts=tuple(args.fanouts), batch_size=batch)
-    part_of = partitioned(dataset, parts, options=options).part_of
+    part_of, _ = assigned("presampled lp", dataset, parts, args.fanouts, batch, 0)
     how = {"seed": args.seed, "steps": args.steps}
     split = replay(dataset, args.fanouts, batch, part_of, parts, mode="split", **how)
     data = replay(dataset, args.fanouts, batch, None, parts, mode="data", **how)

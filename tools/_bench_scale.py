@@ -27,7 +27,7 @@ STAGES = ("generate", "partition", "store", "train")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bench.py scale`."""
-    parser.add_argument("--scales", type=listed(int), default=[18, 20, 22, 24],
+    parser.add_argument("--scales", "--sizes", type=listed(int), default=[18, 20, 22, 24],
                         help="base-2 logarithms of the numbers of vertices (18,20,22,24)")  # fmt: skip
     parser.add_argument("--parts", type=int, default=8, help="parts, and ranks that train (8)")
     parser.add_argument("--partitioner", choices=("lp", "random", "metis"), default="lp", help="(lp)")

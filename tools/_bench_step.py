@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from _bench_common import (
+    CLOCKS,
     DTYPES,
     OURS,
     Report,
     Spread,
     Table,
+    add_clock_option,
     add_output_options,
     add_peer_options,
     add_work_options,
@@ -51,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bench.py step`."""
     add_work_options(parser)
     add_peer_options(parser, rounds=30)
+    add_clock_option(parser)
     add_output_options(parser)
 
 
@@ -58,6 +61,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bench.py sampling`."""
     add_work_options(parser, model=False)
     add_peer_options(parser, rounds=30)
+    add_clock_option(parser)
     add_output_options(parser)
 
 
@@ -65,7 +69,9 @@ class Ours:
     """tgnn's training loop, one step at a time, with what other systems are given of it."""
 
     def __init__(self, args: argparse.Namespace, store: Store, model: GNN | None) -> None:
-        self.dtype, self.clock = DTYPES[getattr(args, "dtype", "float32")], StageClock()
+        self.dtype = DTYPES[getattr(args, "dtype", "float32")]
+        self.now = CLOCKS[getattr(args, "clock", "wall")]
+        self.clock = StageClock(self.now)
         self.loader = Loader(
             store,
             args.fanouts,
@@ -120,7 +126,7 @@ class Theirs:
     """A peer's training loop on the seeds of our batches."""
 
     def __init__(self, peer: Peer, ours: Ours) -> None:
-        self.peer, self.ours, self.clock = peer, ours, StageClock()
+        self.peer, self.ours, self.clock = peer, ours, StageClock(ours.now)
 
     def sample(self) -> dict[str, float]:
         """Seconds of sampling for the seeds of our last batch."""
@@ -165,7 +171,8 @@ def checked(peers: Sequence[Peer], dataset: Dataset, ours: Ours, args: argparse.
         with torch.no_grad(), mixed_precision(ours.dtype, "cpu"):
             half = ours.model(batches[0])
         with torch.no_grad():
-            whole = ours.model(dataclasses.replace(batches[0], x=batches[0].x.float()))
+            rows = torch.from_numpy(dataset.x)[batches[0].ids[0]]
+            whole = ours.model(dataclasses.replace(batches[0], x=rows))
         same("bfloat16 logits of tgnn", half, whole, HALF_TOLERANCE)
 
 
@@ -182,7 +189,7 @@ def run(args: argparse.Namespace) -> Report:
     # A CPU without bfloat16 instructions multiplies faster in float32.
     products = ours.dtype if cpu_has_bfloat16() else torch.float32
     table = torch.from_numpy(dataset.x).to(ours.dtype)
-    rates = Rates(table, ours.batch.blocks[0].n_dst, args.hidden, products)
+    rates = Rates(table, ours.batch.blocks[0].n_dst, args.hidden, products, CLOCKS[args.clock])
     times = take_turns(systems | {"rates": rates.once}, args.rounds, args.warmup)
     del times["rates"]
     floor = rates.floor(work, args.rounds)

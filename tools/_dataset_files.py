@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from tgnn.data import synthetic
 from tgnn.data.graph import Dataset, Graph
@@ -75,11 +75,10 @@ def write_rmat(folder: Path, scale: int, num_features: int, seed: int = 0) -> di
     for name, ids in zip(("train", "val", "test"), splits, strict=True):
         np.save(folder / f"{name}.npy", np.sort(ids), allow_pickle=False)
     np.save(folder / "y.npy", rng.integers(0, CLASSES, n), allow_pickle=False)
-    x = open_memmap(folder / "x.npy", "w+", np.float32, (n, num_features))
-    for start in range(0, n, ROWS_AT_ONCE):
-        rows = min(ROWS_AT_ONCE, n - start)
-        x[start : start + rows] = rng.standard_normal((rows, num_features), dtype=np.float32)
-    x.flush()
+    with _npy_file(folder / "x.npy", np.float32, (n, num_features)) as file:
+        for start in range(0, n, ROWS_AT_ONCE):
+            shape = (min(ROWS_AT_ONCE, n - start), num_features)
+            rng.standard_normal(shape, dtype=np.float32).tofile(file)
     options = {"generator": "rmat", "scale": scale, "edge_factor": EDGE_FACTOR, "generator_seed": seed}
     _write_about(folder, "rmat", CLASSES, options)
     return {"vertices": n, "edges": num_edges, "features": num_features}
@@ -101,23 +100,31 @@ def _write_graph(folder: Path, pieces: Path, scale: int, seed: int) -> int:
     for file in files:
         file.close()
     degree = np.zeros(n, np.int64)
-    merged = []
     for number in range(ranges):
         keys = np.unique(np.fromfile(pieces / f"{number}.bin", np.int64))
         degree[bounds[number] : bounds[number + 1]] = np.bincount(
             keys // n - bounds[number], minlength=bounds[number + 1] - bounds[number]
         )
         (keys % n).astype(np.int32).tofile(pieces / f"{number}.bin")
-        merged.append(len(keys))
     indptr = np.concatenate([[0], np.cumsum(degree)])
     np.save(folder / "indptr.npy", indptr, allow_pickle=False)
-    indices = open_memmap(folder / "indices.npy", "w+", np.int32, (int(indptr[-1]),))
-    start = 0
-    for number, count in enumerate(merged):
-        indices[start : start + count] = np.fromfile(pieces / f"{number}.bin", np.int32)
-        start += count
-    indices.flush()
-    return start
+    with _npy_file(folder / "indices.npy", np.int32, (int(indptr[-1]),)) as file:
+        for number in range(ranges):
+            np.fromfile(pieces / f"{number}.bin", np.int32).tofile(file)
+    return int(indptr[-1])
+
+
+@contextmanager
+def _npy_file(path: Path, dtype: type, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
+    """A .npy file to write an array into piece by piece: pages of a mapped one would count as this process's memory."""
+    with open(path, "wb") as file:
+        about = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+            "fortran_order": False,
+            "shape": shape,
+        }
+        np.lib.format.write_array_header_1_0(file, about)
+        yield file
 
 
 def _draws(scale: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -9,7 +9,7 @@ the optimizer, so a step cannot reach it.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -59,12 +59,14 @@ def _products(layer: torch.nn.Module, block: Block) -> tuple[list[int], int]:
 class Rates:
     """Measures what the floor is computed from: one large product, one gather of rows of `table`."""
 
-    def __init__(self, table: Tensor, rows: int, width: int, dtype: torch.dtype) -> None:
-        """The product is of [rows, columns of `table`] and [.., width] in `dtype`."""
+    def __init__(
+        self, table: Tensor, rows: int, width: int, dtype: torch.dtype, now: Callable[[], float]
+    ) -> None:
+        """The product is of [rows, columns of `table`] and [.., width] in `dtype`; `now` tells seconds."""
         generator = torch.Generator().manual_seed(0)
         shapes = ((rows, table.shape[1]), (table.shape[1], width))
         self._left, self._right = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-        self._table = table
+        self._table, self._now = table, now
         count = min(GATHERED_ROWS, 4 * len(table))
         self._ids = [torch.randint(len(table), (count,), generator=generator) for _ in range(4)]
         self._turn = 0
@@ -72,12 +74,12 @@ class Rates:
 
     def once(self) -> dict[str, float]:
         """Measure each once: {"flops": per second, "bytes": per second}, kept in `rounds`."""
-        start = time.perf_counter()
+        start = self._now()
         self._left @ self._right
-        between = time.perf_counter()
+        between = self._now()
         self._turn += 1
         rows = torch.index_select(self._table, 0, self._ids[self._turn % len(self._ids)])
-        end = time.perf_counter()
+        end = self._now()
         flops = 2.0 * self._left.numel() * self._right.shape[1]
         moved = 2.0 * rows.numel() * rows.element_size()
         self.rounds.append({"flops": flops / (between - start), "bytes": moved / (end - between)})

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _peers import Layer, Peer, load_rows
+from _peers import Layer, Peer, load_rows, require_peer, torch_sparse
 from torch import Tensor, nn
 
 from tgnn.data.graph import Dataset
-from tgnn.errors import wrong
-from tgnn.export.frameworks import PYG, import_framework
 from tgnn.export.pyg import to_pyg
 from tgnn.kernels.block import Block
 from tgnn.nn.model import GNN
@@ -44,8 +41,8 @@ class PygPeer(Peer):
     name = "pyg"
 
     def __init__(self, dataset: Dataset, fanouts: Sequence[int], model: GNN | None) -> None:
-        import_framework(PYG)
-        self.sparse = _torch_sparse()
+        require_peer(self.name)
+        self.sparse = torch_sparse()
         super().__init__(dataset, fanouts, model)
         graph = dataset.graph
         self.indptr, indices = torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices).long()
@@ -140,15 +137,3 @@ def _gcn_weight(block: Block) -> Tensor:
     from_source = block.degree_out.clamp(min=1).float().rsqrt()
     at_destination = block.degree_in.clamp(min=1).float().sqrt() / block.degrees.clamp(min=1)
     return from_source[block.indices] * at_destination[block.dst_rows]
-
-
-def _torch_sparse() -> Any:
-    try:
-        return importlib.import_module("torch_sparse")
-    # An extension that does not fit the installed torch fails in many ways.
-    except Exception as error:
-        got = f"none that can be imported ({type(error).__name__}: {error})"
-        do = "pip install --no-build-isolation torch-scatter torch-sparse"
-        raise wrong(
-            "PyG's torch-sparse", got, "torch-sparse and torch-scatter built for this torch", do
-        ) from None

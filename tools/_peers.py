@@ -9,6 +9,8 @@ plain PyTorch.
 from __future__ import annotations
 
 import copy
+import importlib
+import types
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from tgnn.data.graph import Dataset
 from tgnn.errors import wrong
+from tgnn.export.frameworks import DGL, PYG, import_framework
 from tgnn.kernels.block import Block
 from tgnn.nn.model import GNN
 
@@ -266,6 +269,28 @@ class PlainGAT(nn.Module):
         out = out.index_add(0, destination, value[source] * share[..., None])
         out = out + self.bias.view(self.heads, self.width)
         return out.flatten(1) if self.joins else out.mean(1)
+
+
+def require_peer(name: str) -> None:
+    """UserError where what the peer needs cannot be imported."""
+    if name == "dgl":
+        import_framework(DGL)
+    if name == "pyg":
+        import_framework(PYG)
+        torch_sparse()
+
+
+def torch_sparse() -> types.ModuleType:
+    """The package that PyG samples and multiplies with; UserError without it."""
+    try:
+        return importlib.import_module("torch_sparse")
+    # An extension that does not fit the installed torch fails in many ways.
+    except Exception as error:
+        got = f"none that can be imported ({type(error).__name__}: {error})"
+        do = "pip install --no-build-isolation torch-scatter torch-sparse"
+        raise wrong(
+            "PyG's torch-sparse", got, "torch-sparse and torch-scatter built for this torch", do
+        ) from None
 
 
 def make_peer(name: str, dataset: Dataset, fanouts: Sequence[int], model: GNN | None) -> Peer:

@@ -16,8 +16,8 @@ from tgnn.data.synthetic import sbm
 from tgnn.partition.store import Store, write_store
 from tgnn.training.checkpoint import CheckpointState
 from tgnn.training.config import TrainConfig
-from tgnn.training.resolve import Resolved
 from tgnn.training.metrics import RunLog
+from tgnn.training.resolve import Resolved
 from tgnn.training.trainer import Trainer
 
 SMALL = {"hidden": 8, "fanouts": (3, 3), "batch_size": 64, "progress": "never"}

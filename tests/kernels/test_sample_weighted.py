@@ -268,7 +268,8 @@ def test_rows_that_give_all_they_can_are_exact_and_others_carry_means(fanout, re
     x = torch.rand(30, generator=torch.Generator().manual_seed(1)).double() - 0.5
     shares = set()
     for i, row in enumerate(frontier.tolist()):
-        mine, here = weight[indptr[row] : indptr[row + 1]], slice(int(block.indptr[i]), int(block.indptr[i + 1]))
+        mine = weight[indptr[row] : indptr[row + 1]]
+        here = slice(int(block.indptr[i]), int(block.indptr[i + 1]))
         positive, degree = int((mine > 0).sum()), len(mine)
         if fanout == -1 or not replace and fanout >= positive:
             drawn = block.position[here]

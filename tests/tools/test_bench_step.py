@@ -45,7 +45,11 @@ def test_step_prints_stages_ratios_and_the_floor(bench, tmp_path, capsys, model)
     assert ordered({"total": results["floor"]["total"]}) and results["floor_work"]["flops"] > 0
     about = found["provenance"]
     assert about["versions"]["torch"] == torch.__version__ and about["allocator"] in ("kept", "default")
-    assert len(about["load_average"]) == 3 and "commit" in about and "load average" in shown
+    assert (
+        len(about["load_average"]) == len(about["load_average_after"]) == 3
+        and "commit" in about
+        and "load average" in shown
+    )
     assert (
         found["command"].startswith("python tools/bench.py step rmat:8") and "--out" not in found["command"]
     )
@@ -59,6 +63,11 @@ def test_step_in_bfloat16_checks_itself_against_float32(bench, tmp_path, capsys,
     monkeypatch.setattr(_bench_step, "HALF_TOLERANCE", 0.0)
     assert bench.main([*STEP, "--dtype", "bfloat16"]) == 1
     assert "wrong: bfloat16 logits of tgnn differ" in capsys.readouterr().out
+
+
+def test_step_tells_cpu_time_where_asked(bench, tmp_path, capsys):
+    found = made(bench, [*STEP, "--clock", "cpu", "--against", "torch"], tmp_path)
+    assert found["provenance"]["clock"] == "cpu" and "CPU time of all threads" in capsys.readouterr().out
 
 
 def test_the_floor_counts_products_and_rows(bench):

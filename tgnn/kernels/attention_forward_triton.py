@@ -179,12 +179,12 @@ class Launch:
 
 
 def build_spec(
-    kernel: Any, kind: str, tile_elements: int, drop: int = 0, tile_edges: int = 8
+    kernel: Any, kind: str, tile_elements: int, drop: int = 0, tile_edges: int = 8, edge_elements: int = 256
 ) -> KernelSpec:  # fmt: skip
     """The row kernel `kernel` for one kind, as it is launched on 4 heads of equal widths.
 
-    tile_elements: of a tile of the default configuration, per warp; tile_edges: the most that a tile has. drop > 0:
-    with attention dropout.
+    tile_elements: of a tile of the default configuration, per warp; tile_edges: the most that a tile has;
+    edge_elements: of one edge, per warp. drop > 0: with attention dropout.
     """
     name = kernel.fn.__name__ + f"_{kind}" + ("_dropout" if drop else "")
     absent = {"grad_src", "part_src"} if kind == "gatv2" else {"att", "grad_att"}
@@ -220,7 +220,7 @@ def build_spec(
         )
 
     def configs(width: int) -> tuple[Config, ...]:
-        return _configs(width, tile_elements, tile_edges)
+        return _configs(width, tile_elements, tile_edges, edge_elements)
 
     # Where a row is read once for both its uses, Triton 3.6 keeps half types beside what they are widened to.
     halves = kernel is attention_forward and kind == "gatv2"
@@ -228,12 +228,13 @@ def build_spec(
     return KernelSpec(name, "attention", kernel, signature, constants, configs, doubled)
 
 
-def _configs(width: int, tile_elements: int, tile_edges: int) -> tuple[Config, ...]:
-    """Tiles of up to 4 heads and 256 elements an edge, one warp for each 256; the first is the default."""
+def _configs(width: int, tile_elements: int, tile_edges: int, edge_elements: int) -> tuple[Config, ...]:
+    """Tiles of up to 4 heads and `edge_elements` an edge, one warp for each so many; the first is the default."""
     block_d = triton.next_power_of_2(width)
-    found = []
-    for elements, edge_elements in ((tile_elements, 256), (tile_elements // 2, 256), (tile_elements, 128),
-                                    (2 * tile_elements, 256), (tile_elements, 512)):  # fmt: skip
+    found, default = [], edge_elements
+    for elements, edge_elements in ((tile_elements, default), (tile_elements // 2, default), (tile_elements, 128),
+                                    (tile_elements, 256), (2 * tile_elements, default),
+                                    (tile_elements, 512)):  # fmt: skip
         block_h = max(1, min(4, edge_elements // block_d))
         warps = min(16, max(1, block_h * block_d // edge_elements))
         block_e = max(1, min(tile_edges, warps * elements // (block_h * block_d)))

@@ -13,6 +13,8 @@ Weighted draws without replacement sort the keys of all in-edges of the rows and
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -211,10 +213,12 @@ FILL = spec_of(
     {**OF_GRAPH, "rows": WIDE, "slot": WIDE, "picks": torch.int32, **OUTPUTS},
     "n_rows n_edges fanout steps", {}, BLOCKS,
 )  # fmt: skip
-KEYS = spec_of(
+_KEYS = spec_of(
     "sample_wide_keys", wide_keys_kernel,
     {"indptr": WIDE, "rows": WIDE, "ids": WIDE, "ends": WIDE, "log2": torch.int32, "logs": torch.int32,
      "ratios": torch.int32, "keys": WIDE},
     "n_rows n_edges key steps", {}, BLOCKS,
 )  # fmt: skip
+# Twice the warps of the others: Triton 3.6 lets threads of four keys spill on sm_100.
+KEYS = replace(_KEYS, configs=lambda width: tuple(replace(c, num_warps=8) for c in BLOCKS(width)))
 SPECS = (UNIFORM, REPLACE, REPLACE_WEIGHTED, FLOYD, FILL, KEYS)

@@ -226,10 +226,11 @@ def row_tile_configs(width: int, edges: int) -> tuple[Config, ...]:
     """Tiles of ROWS x BLOCK_D per step, `edges` of them in flight; the warps are as many as fill one.
 
     A thread's 128-bit load is 4 floats, so a warp spans 128 columns. Narrower rows share a warp; wider ones
-    get warps of their own, two rows a program: with four, Triton 3.6 lets threads spill.
+    get warps of their own, two to four to a program, so that programs are not too many.
     """
     block_d = min(256, triton.next_power_of_2(max(1, width)))
-    rows = {256: 2, 128: 2, 64: 4, 32: 4, 16: 8, 8: 16}.get(block_d, 32)
+    # Four times eight rows of 128 columns spill with Triton 3.6.
+    rows = {256: 2, 128: 16 // edges, 64: 4, 32: 4, 16: 8, 8: 16}.get(block_d, 32)
     warps = max(1, min(4, rows * block_d // 128))
 
     if width % 4 and width > 2:

@@ -32,12 +32,15 @@ def insert_kernel(ids, table, n, mask, BLOCK: tl.constexpr):
     # Lanes past the end repeat the last id, which does no harm.
     number = tl.load(ids + tl.minimum(i, n - 1)).to(tl.int64)
     slot = mix(number) & mask
-    todo = tl.full([BLOCK], 1, tl.int32)
-    while tl.max(todo, 0) > 0:
+    empty = tl.full([BLOCK], -0x8000000000000000, tl.int64)
+    # The loop asks for a scalar: Triton 3.6 cannot compile one that reduces a tensor to go on.
+    left = tl.full((), 1, tl.int32)
+    while left > 0:
         # A lane that is done meets its own id again and changes nothing.
-        found = tl.atomic_cas(table + slot, tl.full([BLOCK], -0x8000000000000000, tl.int64), number)
-        todo = ((found != number) & (found != -0x8000000000000000)).to(tl.int32)
-        slot = tl.where(todo > 0, (slot + 1) & mask, slot)
+        found = tl.atomic_cas(table + slot, empty, number)
+        missed = (found != number) & (found != -0x8000000000000000)
+        slot = tl.where(missed, (slot + 1) & mask, slot)
+        left = tl.max(missed.to(tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=LOOSE)

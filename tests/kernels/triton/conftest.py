@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,14 @@ collect_ignore_glob = [] if HAS_TRITON and (INTERPRETED or torch.cuda.is_availab
 
 # Relative to the largest output: a few roundings of the type.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where these tests run on a GPU, `pytest -m gpu` selects them."""
+    for item in items:
+        if not INTERPRETED and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture
