@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tgnn.data.graph import Dataset
-from tgnn.errors import run_command
+from tgnn.errors import run_command, wrong
 from tgnn.parallel.comm import check_device, rank_device, torchrun_int, under_torchrun
 from tgnn.parallel.launch import launch
 from tgnn.partition.store import Store
@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     resolved = resolve(argv)
     config, ranks = resolved.config, resolved.num_ranks()
     check_device(config.device, ranks)
+    device = rank_device(config.device, 0, ranks).type
+    if config.graph_placement == "pinned" and device == "cpu":
+        do = "leave it out, or run on GPUs"
+        raise wrong("--graph-placement", "pinned for ranks on the CPU", "auto or device", do)
     if config.resume:
         trained_on = CheckpointState.load(Path(config.run_dir) / LAST_FILE)
     else:
@@ -42,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             trained_on.check_dataset(dataset_fingerprint(data))
 
     store = prepare_for_ranks(resolved, ranks, check)
-    device = rank_device(config.device, 0, ranks).type
     says = not under_torchrun() or torchrun_int("RANK") == 0
     if config.parallel == "auto":
         mode, reason = choose(store, config, ranks, device)

@@ -382,7 +382,7 @@ def rank_device(device: str, local_rank: int, local_ranks: int, what: str = "dev
             what,
             f"cuda for {local_ranks} rank{'' if local_ranks == 1 else 's'}",
             f"no more ranks than this machine's {gpus} GPU{'' if gpus == 1 else 's'}",
-            f"use fewer ranks or {what} cpu",
+            f"use {what} cpu" if gpus == 0 else f"use fewer ranks or {what} cpu",
         )
     if device == "cpu" or gpus < local_ranks:
         return torch.device("cpu")

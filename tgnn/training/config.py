@@ -37,12 +37,6 @@ def parse_fanouts(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def parse_size(text: str, flag: str = "a cache's size") -> str:
-    """`4GiB`, `500MB`, `1048576` or `auto`, as written; raises UserError for anything else."""
-    size_in_bytes(text, flag)
-    return text
-
-
 def size_in_bytes(text: str, flag: str = "a cache's size") -> int | None:
     """Bytes that a size stands for, None for `auto`; raises UserError that names `flag`."""
     if text == "auto":
@@ -124,11 +118,11 @@ class TrainConfig:
     )  # fmt: skip
     feature_cache: str = option(
         "auto", "memory a rank gives to copies of its own feature rows, for example 4GiB, 0 or auto",
-        parse=parse_size, resumable=True,
+        resumable=True,
     )  # fmt: skip
     halo_cache: str = option(
         "0", "memory a rank gives to copies of other ranks' feature rows, for example 1GiB, 0 or auto",
-        parse=parse_size, resumable=True,
+        resumable=True,
     )  # fmt: skip
     graph_placement: str = option(
         "auto", "where the in-edges lie: device memory, or pinned host memory that a GPU reads",
