@@ -113,7 +113,6 @@ def test_mistakes_are_one_sentence(words: list[str], said: str, data: str, capsy
 
 
 def test_wrong_files_are_one_sentence(data: str, tmp_path: Path, capsys: pytest.CaptureFixture):
-    store = str(store_of(small_dataset(), 2, tmp_path).path)
     damaged = tmp_path / "damaged.json"
     damaged.write_text("{")
     empty = tmp_path / "empty.npz"

@@ -74,3 +74,16 @@ def test_the_way_of_other_devices_gives_the_same(random_block, empty_blocks, dty
         for name in ("indptr", "indices", "edge"):
             assert getattr(ours, name).dtype == torch.int64
             assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("n_near", [0, 1, 4, 9])
+def test_halves_have_every_edge_once_in_order(random_block, n_near):
+    block = random_block(n_dst=6, n_src=9, seed=3)
+    near, far = block.halves(n_near)
+    assert torch.cat([near.edge, far.edge]).sort().values.tolist() == list(range(block.n_edges))
+    for half, first, n_src in ((near, 0, n_near), (far, n_near, 9 - n_near)):
+        assert (half.block.n_src, half.block.n_dst) == (n_src, 6)
+        assert (half.block.indices + first).tolist() == block.indices[half.edge].tolist()
+        assert half.block.dst_rows.tolist() == block.dst_rows[half.edge].tolist()
+        assert (half.edge.diff() > 0).all()
+    assert block.halves(n_near)[0] is near

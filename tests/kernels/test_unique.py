@@ -69,3 +69,18 @@ def test_a14_numbering_does_not_depend_on_threads():
         torch.set_num_threads(before)
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("slots_per_id", [0, 10**9], ids=["sorted", "scanned"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_distinct_and_number_as(monkeypatch, slots_per_id, dtype):
+    monkeypatch.setattr(MODULE, "SCAN_SLOTS_PER_ID", slots_per_id)
+    table = DirectTable(60)
+    for seed in range(3):  # a table is clean after each call
+        ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(seed)).to(dtype)
+        found = table.distinct(ids)
+        assert found.dtype == torch.int64 and found.tolist() == sorted(set(ids.tolist()))
+        order = found.flip(0)
+        table.number_as(order)
+        assert torch.equal(order[table.lookup(ids).long()], ids.long())
+    assert table.distinct(ids[:0]).tolist() == []

@@ -59,3 +59,33 @@ def test_sparse_gradients_are_refused():
     embedding(torch.tensor([0, 1])).sum().backward()
     with pytest.raises(UserError, match="gradient: got a sparse one, expected a dense one"):
         all_reduce_gradients(embedding)
+
+
+def test_gradients_of_all_uses_meet():
+    """Rows as local ones, as the first of them and as travellers: one gradient, and nobody else's is touched."""
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    other = torch.zeros(3, requires_grad=True)
+    plan = ExchangePlan(torch.tensor([2]), [1], [1], 2 + 1)
+    halo = start_exchange(plan, x, Comm(), head=2)
+    assert halo.head.tolist() == [1.0, 2.0] and halo.local.tolist() == [1.0, 2.0, 3.0]
+    # An addition hands the same tensor on as the gradient of both its terms.
+    loss = (halo.local + other).sum() + 10 * halo.head.sum() + 100 * halo.wait().sum()
+    loss.backward(retain_graph=True)
+    assert x.grad.tolist() == [11.0, 11.0, 101.0] and other.grad.tolist() == [1.0, 1.0, 1.0]
+    loss.backward()
+    assert x.grad.tolist() == [22.0, 22.0, 202.0]
+
+
+def test_rows_beyond_the_plan_stay_and_have_gradients():
+    x = torch.ones(5, 2, requires_grad=True)
+    halo = start_exchange(ExchangePlan(torch.tensor([1]), [1], [1], 3), x, Comm())
+    (halo.local.sum() + halo.wait().sum()).backward()
+    assert x.grad.sum(1).tolist() == [2.0, 4.0, 2.0, 2.0, 2.0]
+
+
+def test_half_types_are_summed_in_float32():
+    """256 + 1 + 1 in bfloat16 would stop at 256."""
+    x = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    halo = start_exchange(ExchangePlan(torch.tensor([0]), [1], [1], 1), x, Comm(), head=1)
+    (256 * halo.local.float() + halo.head.float() + halo.wait().float()).sum().backward()
+    assert x.grad.item() == 258.0

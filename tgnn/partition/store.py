@@ -165,7 +165,7 @@ class Store:
             labels=labels,
             edge_weight=weight,
             **{split: self._load(part, split, "int64", None) for split in SPLITS},
-            **(self._hotness(part, n) if self.presampled else {}),
+            **({} if self.presampled is None else self._hotness(part, n)),
         )
 
     def _hotness(self, part: int, n: int) -> dict[str, np.ndarray]:
@@ -221,7 +221,7 @@ class Store:
         """Every file that a store of this description has, relative to its folder."""
         arrays = ["indptr", "indices", "original_id", "degree_out", *SPLITS]
         arrays += [name for name in ("features", "labels", "edge_weight") if self.meta["dtypes"][name]]
-        arrays += HOTNESS_FILES if self.presampled else ()
+        arrays += () if self.presampled is None else HOTNESS_FILES
         files = [f"{part_folder(part)}/{name}.npy" for part in range(self.num_parts) for name in arrays]
         return files + [name for name in self.meta["files"] if name == NAMES_FILE]
 

@@ -124,9 +124,13 @@ class PartColumn:
         return self._tiers[0].row_bytes
 
     def place(self, budget: Budget, device: torch.device) -> None:
-        """Copy as many first rows of every part, in equal shares, as the budget allows."""
-        if budget.whole and int(self._starts[-1]) * self.row_bytes > budget.device_bytes:
-            budget = Budget(0)
+        """Copy all rows, or where that does not fit the first ones of every part, in equal shares of the budget."""
+        if int(self._starts[-1]) * self.row_bytes <= budget.device_bytes:
+            for tiers in self._tiers:
+                tiers.place(len(tiers), 0, device)
+            return
+        if budget.whole:
+            budget = Budget(0, budget.pinned_bytes)
         share = len(self._tiers) * max(1, self.row_bytes)
         for tiers in self._tiers:
             cached = min(len(tiers), budget.device_bytes // share)
