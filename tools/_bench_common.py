@@ -39,6 +39,8 @@ PEERS = ("dgl", "pyg", "torch")
 OURS = "tgnn"
 GAT_HEADS = 4
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+BUSY = 1.5
+"""Load per core above which the benchmark cannot have been alone: one before it leaves a load of 1 at most."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -270,6 +272,8 @@ def machine_line(about: Mapping[str, Any]) -> str:
         about["allocator"]
     ]
     load = f"load average {about['load_average'][0]} before, {about['load_average_after'][0]} after"
+    if about["load_average"][0] > BUSY * about["cores"]:
+        load += " (**others used the machine: the counts hold, the times do not**)"
     clock = "; seconds are CPU time of all threads" if about["clock"] == "cpu" else ""
     return (
         f"{about['device']}, {about['cores']} cores, {about['threads']} threads, {load}{clock}; {memory}; "

@@ -246,6 +246,13 @@ def test_a_plot_is_drawn(bench, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_busy_machine_is_told(bench):
+    common = importlib.import_module("_bench_common")
+    about = common.machine("kept", {}) | {"cores": 2, "load_average_after": [0.0], "clock": "wall"}
+    assert "others used" in common.machine_line(about | {"load_average": [3.5]})
+    assert "others used" not in common.machine_line(about | {"load_average": [2.0]})
+
+
 def test_ratios_are_of_rounds_and_turns_change(bench):
     common = importlib.import_module("_bench_common")
     ours, theirs = ([{"total": value} for value in values] for values in ((1.0, 2.0, 10.0), (2.0, 2.0, 30.0)))
