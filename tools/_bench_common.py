@@ -272,7 +272,7 @@ def machine_line(about: Mapping[str, Any]) -> str:
         about["allocator"]
     ]
     load = f"load average {about['load_average'][0]} before, {about['load_average_after'][0]} after"
-    if about["load_average"][0] > BUSY * about["cores"]:
+    if about["clock"] == "wall" and about["load_average"][0] > BUSY * about["cores"]:
         load += " (**others used the machine: the counts hold, the times do not**)"
     clock = "; seconds are CPU time of all threads" if about["clock"] == "cpu" else ""
     return (
