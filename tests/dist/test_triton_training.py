@@ -50,7 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps(runs)], env=environment, capture_output=True, text=True, timeout=900
+        [sys.executable, str(script), json.dumps(runs)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return where
@@ -58,7 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def summary_and_losses(run: Path) -> tuple[dict, list[float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((run / "summary.json").read_text()), [line["loss"] for line in lines] + [lines[-1]["val_loss"]]
+    return json.loads((run / "summary.json").read_text()), [line["loss"] for line in lines] + [
+        lines[-1]["val_loss"]
+    ]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -20,6 +20,8 @@ from tgnn.nn.layer import Layer, Rows
 class GCNConv(Layer):
     """Graph convolution. Shapes: block and rows [n_src, in_features] -> [n_dst, out_features]."""
 
+    reads_rows_in_place = True
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features

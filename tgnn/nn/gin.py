@@ -17,6 +17,8 @@ from tgnn.nn.layer import Layer, Rows
 class GINConv(Layer):
     """Graph isomorphism layer. Shapes: block and rows [n_src, in_features] -> [n_dst, out_features]."""
 
+    reads_rows_in_place = True
+
     def __init__(self, in_features: int, out_features: int, eps: float = 0.0, learn_eps: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features

@@ -23,7 +23,7 @@ class Rows:
     own [n_local, F]: the layer's input rows that this rank owns or has copies of, as they were; the destinations are
     the first of them.
     local [n_local, D]: the same rows after `before_exchange`.
-    dst: the destinations' input rows, the first of `own`, where they are at hand.
+    dst, local_dst: the destinations' rows of `own` and of `local`, where they are at hand or not the first ones.
     attention_key: key of the layer's attention dropout in this step.
     """
 
@@ -35,9 +35,10 @@ class Rows:
         attention_key: int = 0,
         stage: Stage = no_stage,
         dst: Tensor | None = None,
+        local_dst: Tensor | None = None,
     ) -> None:
         self.own = own
-        self.dst = dst
+        self.dst, self.local_dst = dst, local_dst
         self.local = local
         self.attention_key = attention_key
         self._halo, self._stage = halo, stage
@@ -46,6 +47,10 @@ class Rows:
     def destinations(self, block: Block) -> Tensor:
         """The layer's input rows of the block's destinations: [n_dst, F]."""
         return self.own[: block.n_dst] if self.dst is None else self.dst
+
+    def local_destinations(self, block: Block) -> Tensor:
+        """The rows of the block's destinations after `before_exchange`: [n_dst, D]."""
+        return self.local[: block.n_dst] if self.local_dst is None else self.local_dst
 
     def halo(self) -> Tensor | None:
         """The halo rows, [n_src - n_local, D]; None where there is no exchange. Waits for them."""
@@ -91,6 +96,10 @@ class Layer(nn.Module):
 
     `layer(block, x)` with a plain tensor x [n_src, F] works as well: every row is then a local one.
     """
+
+    reads_rows_in_place = False
+    """Whether its work grows with the block's edges and destinations only, and it takes destinations that are not the
+    first rows: it asks `Rows` for them and for the aggregate, and never for all rows."""
 
     def before_exchange(self, x: Tensor) -> Tensor:
         """What travels of the owned rows x [n_local, F]: [n_local, D]; the identity unless a layer projects first."""

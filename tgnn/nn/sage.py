@@ -41,6 +41,7 @@ class SAGEConv(Layer):
         self.fc_pool = nn.Linear(in_features, in_features) if aggregator == "pool" else None
         # A sum commutes with the projection: the narrower side of it aggregates and travels.
         self.projects_first = aggregator in ("mean", "gcn") and out_features < in_features
+        self.reads_rows_in_place = aggregator in ("mean", "gcn")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,7 +78,7 @@ class SAGEConv(Layer):
     def _forward_gcn(self, block: Block, rows: Rows) -> Tensor:
         local = rows.local
         wide = torch.float64 if local.dtype == torch.float64 else torch.float32
-        total = rows.aggregate(block, block.weight).to(wide) + local[: block.n_dst]
+        total = rows.aggregate(block, block.weight).to(wide) + rows.local_destinations(block)
         out = (total / (block.degrees + 1)[:, None]).to(local.dtype)
         if not self.projects_first:
             out = self.fc_neigh(out)

@@ -13,13 +13,14 @@ import itertools
 import torch
 from torch import Tensor
 
+from tgnn.kernels.block import Block
 from tgnn.kernels.sample import Sample
 from tgnn.kernels.unique import DirectTable, position_in, unique
 from tgnn.parallel.comm import Comm
 from tgnn.parallel.exchange import ExchangePlan
 from tgnn.sampling.features import HaloCache
 from tgnn.sampling.minibatch import Stage, no_stage
-from tgnn.sampling.neighbor import Connection, NeighborSampler
+from tgnn.sampling.neighbor import Connection, Hop, NeighborSampler
 from tgnn.sampling.topology import Topology
 
 # A rank's table over all vertices of the graph; above it remote vertices are sorted.
@@ -41,8 +42,8 @@ class CooperativeSampler(NeighborSampler):
         """
         super().__init__(topology, sampler=sampler, replace=replace, seed=seed, stage=stage)
         self.comm, self.halo_cache = comm, halo_cache
-        self._offsets = torch.tensor(topology.offsets, device=topology.indices.device)
-        self._sources = _sources_table(topology.offsets[-1], topology.indices.device)
+        self._offsets = torch.tensor(topology.offsets, device=topology.indptr.device)
+        self._sources = _sources_table(topology.offsets[-1], topology.indptr.device)
 
     def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:
         if self.comm.ranks == 1:
@@ -50,26 +51,63 @@ class CooperativeSampler(NeighborSampler):
         first, rank, table = self.topology.first, self.comm.rank, self._table
         distinct = self._sources.distinct(drawn.src)
         with self.stage("split"):
-            # Parts own contiguous ranges of new ids, so ascending ids are grouped by owner.
-            ends = torch.searchsorted(distinct, self._offsets).tolist()
-            own = distinct[ends[rank] : ends[rank + 1]]
-            asking = torch.cat([distinct[: ends[rank]], distinct[ends[rank + 1] :]])
-            ask_counts = [end - start for start, end in itertools.pairwise(ends)]
-            ask_counts[rank] = 0
+            ends = torch.searchsorted(distinct, self._offsets[rank : rank + 2]).tolist()
+            own = distinct[ends[0] : ends[1]]
+            asking, ask_counts = self._remote(distinct)
             cached_id, cached = asking[:0], asking[:0]
             if self.halo_cache is not None and is_input:
                 is_cached, cached = self.halo_cache.find(asking)
                 cached_id, asking = asking[is_cached], asking[~is_cached]
                 ask_counts = torch.searchsorted(asking, self._offsets).diff().tolist()
-            asked_counts = self.comm.all_to_all_counts(ask_counts)
-            # Ids travel in the width in which the store has them.
-            asked, _ = self.comm.all_to_all_rows(asking.to(drawn.src.dtype), ask_counts, asked_counts)
-            asked = asked.to(torch.int64) - first
+            asked, asked_counts = self._ask(asking, ask_counts, drawn.src.dtype)
         rows = table.number(frontier, torch.cat([own - first, asked]))
         new_id = torch.cat([rows + first, cached_id, asking])
         indices = self._sources.lookup_among(new_id, drawn.src)
         plan = ExchangePlan(table.lookup(asked).to(torch.int64), asked_counts, ask_counts, rows.numel())
         return Connection(rows, indices, plan, new_id, cached)
+
+    def whole_rows(self, first: int, end: int) -> Hop:
+        """All in-edges of rows first .. end - 1; sources are *all* rows of this rank in order, then halo rows.
+
+        Destinations are not the first sources, as in other hops, and no position is told: for inference. Collective.
+        """
+        topology, start = self.topology, self.topology.first
+        edges = slice(int(topology.indptr[first]), int(topology.indptr[end]))
+        indices, rows = topology.indices[edges], topology.num_rows
+        plan, degree_out = ExchangePlan.none(rows), topology.degree_out
+        if self.comm.ranks > 1:
+            asking, ask_counts = self._remote(self._sources.distinct(indices))
+            asked, asked_counts = self._ask(asking, ask_counts, indices.dtype)
+            new_id = torch.cat([torch.arange(start, start + rows, device=asking.device), asking])
+            indices = self._sources.lookup_among(new_id, indices)
+            plan = ExchangePlan(asked, asked_counts, ask_counts, rows)
+            degree_out = degree_out.index_select(0, new_id)
+        block = Block(
+            indptr=topology.indptr[first : end + 1] - edges.start,
+            indices=indices,
+            n_src=degree_out.numel(),
+            weight=None if topology.edge_weight is None else topology.edge_weight[edges],
+            dst_id=topology.original_id[first:end],
+            degree_in=topology.indptr[first : end + 1].diff(),
+            degree_out=degree_out,
+        )
+        return Hop(block, plan, torch.arange(rows, device=indices.device), indices[:0])
+
+    def _remote(self, distinct: Tensor) -> tuple[Tensor, list[int]]:
+        """The ids in `distinct` (ascending) that others own, and how many each of them does."""
+        # Parts own contiguous ranges of new ids, so ascending ids are grouped by owner.
+        rank, ends = self.comm.rank, torch.searchsorted(distinct, self._offsets).tolist()
+        counts = [end - start for start, end in itertools.pairwise(ends)]
+        counts[rank] = 0
+        return torch.cat([distinct[: ends[rank]], distinct[ends[rank + 1] :]]), counts
+
+    def _ask(self, asking: Tensor, counts: list[int], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+        """Ask the owners for `asking` (new ids by owner); returns the local rows that this rank is asked for, int64,
+        and how many each rank asks for. Ids travel as `dtype`, the store's.
+        """
+        asked_counts = self.comm.all_to_all_counts(counts)
+        asked, _ = self.comm.all_to_all_rows(asking.to(dtype), counts, asked_counts)
+        return asked.to(torch.int64) - self.topology.first, asked_counts
 
 
 def _sources_table(num_vertices: int, device: torch.device) -> _DirectSources | _SortedSources:

@@ -68,11 +68,13 @@ class Tiers:
         """The given rows, int64 [m], on `device`; into `out` where that is given. Returns [m, ...]."""
         table = self._whole()
         # Written where it is wanted: a tensor that is made and copied costs more than the gather.
-        direct = table is not None and out is not None and table.dtype == self.dtype
+        direct = (
+            table is not None and out is not None and table.dtype == self.dtype and table.device == out.device
+        )
         if direct and choose("gather", table, rows) == "torch":
             return torch.index_select(table, 0, rows.to(table.device), out=out)
         if table is not None:
-            found = gather(table, rows.to(table.device)).to(device, non_blocking=True)
+            found = _rows_of(table, rows, device)
         elif self.cached + self.pinned == len(self):
             found = gather(self._near, rows.to(device), self._pinned)
         else:
@@ -91,10 +93,16 @@ class Tiers:
         found = self.empty(rows.numel(), device)
         pinned = self._pinned if self.pinned else None
         found.index_copy_(0, kept, gather(self._near, rows.index_select(0, kept), pinned).to(self.dtype))
-        far = gather(self._file, rows.index_select(0, others).cpu()).to(self.dtype)
-        if device.type != "cpu":
-            far = far.pin_memory()
-        return found.index_copy_(0, others, far.to(device, non_blocking=True))
+        far = _rows_of(self._file, rows.index_select(0, others), device).to(self.dtype)
+        return found.index_copy_(0, others, far)
+
+
+def _rows_of(table: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Rows of one table on `device`; out of the host's memory to a GPU by way of pinned memory."""
+    if table.device.type == device.type:
+        return gather(table, rows.to(table.device))
+    # No kernel reads pageable memory, whatever the backend.
+    return table.index_select(0, rows.cpu()).pin_memory().to(device, non_blocking=True)
 
 
 class PartColumn:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tgnn.errors import wrong
 from tgnn.kernels import rng
+from tgnn.kernels.backend import choose
 from tgnn.parallel.comm import Comm, current
 from tgnn.partition.store import Store
 from tgnn.sampling.cooperative import CooperativeSampler
@@ -113,6 +114,10 @@ class Loader:
             self.topology = Topology.of_whole(store, device, placement=graph_placement)
             self.sampler = NeighborSampler(self.topology, **drawing)
             self._exchange_comm, parts = Comm(device=device), list(range(store.num_parts))
+        if self.topology.is_pinned and choose("sample_neighbors", self.topology.indptr) == "torch":
+            do = "use --backend auto or triton, or --graph-placement device"
+            expected = "Triton's sampling kernels, which read host memory"
+            raise wrong("graph_placement", "pinned with torch's sampling", expected, do)
         self._features, self._labels = open_columns(store, parts, self.dtype)
         if self._features is not None:
             self._features.place(feature_budget(feature_cache, device, self.comm.ranks), device)
@@ -125,6 +130,8 @@ class Loader:
         device, features = self.comm.device, self._features
         if device.type != "cuda" or features is None or not any(self._auto):
             return
+        # A batch that is being prepared may still read the rows that are about to move.
+        torch.cuda.synchronize(device)
         left = device_memory_left(device)
         if self._auto[0]:
             budget = feature_budget(None, device, self.comm.ranks)
@@ -207,7 +214,8 @@ class Loader:
                 stream = torch.cuda.current_stream(self.comm.device)
                 stream.wait_event(batch.ready)
                 for tensor in batch.tensors():
-                    tensor.record_stream(stream)
+                    if tensor.is_cuda:
+                        tensor.record_stream(stream)
         return batch
 
     def _order(self, epoch: int) -> Tensor:

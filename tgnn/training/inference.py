@@ -100,14 +100,16 @@ class LayerwiseInference:
         )
         pieces = []
         for first, end in self._chunks:
-            hop = self._hop(first, end)
+            in_place = layer.reads_rows_in_place
+            hop = self._sampler.whole_rows(first, end) if in_place else self._hop(first, end)
             # With every row in the frontier the hop's rows are all rows in order: nothing to pick.
-            everything = end - first == len(h)
-            local = projected if everything else projected[hop.rows]
+            everything = in_place or end - first == len(h)
+            local = projected if everything else projected.index_select(0, hop.rows)
+            own = local if projected is h else h if everything else h.index_select(0, hop.rows)
+            dst = slice(first, end) if in_place else slice(0, hop.block.n_dst)
             halo = start_exchange(hop.plan, local, self.comm)
-            own = local if projected is h else h if everything else h[hop.rows]
-            out = layer(hop.block, Rows(own, local, halo))
-            pieces.append(model.after_layer(number, out, own[: hop.block.n_dst]))
+            out = layer(hop.block, Rows(own, local, halo, dst=own[dst], local_dst=local[dst]))
+            pieces.append(model.after_layer(number, out, own[dst]))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _hop(self, first: int, end: int) -> Hop:
