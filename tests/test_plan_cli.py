@@ -66,13 +66,18 @@ def test_a_store_is_planned_for_its_parts(tmp_path: Path, capsys: pytest.Capture
     assert "2 x split 2" in capsys.readouterr().out
 
 
-def test_a_store_is_partitioned_anew_for_other_numbers(data: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_store_is_partitioned_anew_for_other_numbers(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
     """The store has the whole graph: the work planned from it is what is planned from its data."""
     store = str(store_of(small_dataset(), 2, tmp_path).path)
     works = []
     for source in (data, store):
         out = tmp_path / "plan.json"
-        assert run_command(plan.main, [source, "--gpus", "1,3", "--profile", "cpu", "--out", str(out), *SMALL]) == 0
+        assert (
+            run_command(plan.main, [source, "--gpus", "1,3", "--profile", "cpu", "--out", str(out), *SMALL])
+            == 0
+        )
         works.append([(row["layout"], row["work"]) for row in json.loads(out.read_text())["rows"]])
     assert works[0] == works[1] and len(works[0]) == 3
 
