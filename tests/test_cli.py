@@ -92,7 +92,9 @@ def test_main_job_ends_with_a_short_table(built_in: tuple[Path, str, str]):
         assert words in out
     assert re.search(r"[\d.]+ [kM]B exchanged", out)
     assert re.fullmatch(r"run +runs/sbm-sage-1", rows[-1])
-    for text in err.splitlines():
+    opening, *progress = err.splitlines()
+    assert re.match(r"training +sage, 2 layers of width 64, on sbm: .* 2 ranks \(split, cpu\)$", opening), err
+    for text in progress:
         assert re.match(r"epoch \d/4  loss \d+\.\d{4}  val_acc 0\.\d{4}  test_acc 0\.\d{4}$", text), err
 
 

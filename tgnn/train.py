@@ -46,16 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             trained_on.check_dataset(dataset_fingerprint(data))
 
     store = prepare_for_ranks(resolved, ranks, check)
-    says = not under_torchrun() or torchrun_int("RANK") == 0
+    says = config.progress != "never" and (not under_torchrun() or torchrun_int("RANK") == 0)
     if config.parallel == "auto":
         mode, reason = choose(store, config, ranks, device)
         resolved = resolved._replace(config=dataclasses.replace(config, parallel=mode))
         config = resolved.config
         if says:
-            print(reason)
+            print(reason, file=sys.stderr)
     run_dir = _run_dir(resolved, store.name)
     if says:
-        print(_opening(config, store, ranks, device), flush=True)
+        print(_opening(config, store, ranks, device), file=sys.stderr, flush=True)
     how = {"ranks": ranks, "device": config.device, "timeout": config.timeout}
     summary = launch(train_rank, resolved, store, run_dir, **how)
     if summary is None:

