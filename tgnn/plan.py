@@ -25,7 +25,7 @@ from tgnn.training.metrics import write_json
 from tgnn.training.planner import DEFAULT_STEPS, Row, measured_path, plan, profile_of, recommend
 from tgnn.training.prepare import is_store, prepare, prepare_for_ranks, presampling
 from tgnn.training.profile import Profile, built_in, load_profile
-from tgnn.training.resolve import Resolved, read_toml
+from tgnn.training.resolve import NAMED_DATA, Resolved, read_toml
 from tgnn.training.trainer import check_draw_weights, check_run
 
 MOST_GPUS = 4096
@@ -87,8 +87,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Resolved, PlanOptions]:
         usage="%(prog)s [STORE|DATA] [options]",
         description="Predict step time and memory of training on several ranks, without training.",
     )
-    named = "a dataset's name (fetched into $TGNN_DATA, from $TGNN_DATA_URL where that is set)"
-    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{named}, a path, or a store")
+    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{NAMED_DATA}, a path, or a store")
     parser.add_argument("--config", metavar="FILE.toml", help="options of training; flags override it")
     for cls, title in ((PlanOptions, "plan"), (TrainConfig, "training"), (DataOptions, "data")):
         add_flags(parser, cls, title)

@@ -21,6 +21,7 @@ from tgnn.sampling.samplers import SAMPLERS, check_sampler
 from tgnn.training.config import parse_fanouts
 from tgnn.training.flags import Parser, add_flags, option, options_from_args
 from tgnn.training.partitioning import PresampleOptions, partitioned
+from tgnn.training.resolve import NAMED_DATA
 
 LARGE_BYTES = 1 << 30
 
@@ -119,7 +120,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[str, DataOptions, PartitionOptio
         usage="%(prog)s DATA --parts P --out STORE [options]",
         description="Cut a dataset into parts, one for each rank, and write them as a store.",
     )
-    parser.add_argument("data", nargs="?", metavar="DATA", help="a dataset's name or path")
+    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{NAMED_DATA}, or a path")
     add_flags(parser, PartitionOptions, "partition")
     add_flags(parser, DataOptions, "data")
     args: Any = parser.parse_args(argv)

@@ -30,6 +30,7 @@ from tgnn.training.flags import flag_of
 from tgnn.training.prepare import is_store
 
 BUILT_IN_DATA = "sbm"
+NAMED_DATA = "a dataset's name (fetched into $TGNN_DATA, from $TGNN_DATA_URL where that is set)"
 
 
 class Resolved(NamedTuple):
@@ -104,8 +105,7 @@ def make_parser() -> flags.Parser:
         usage="%(prog)s [DATA] [options]",
         description="Train a graph neural network, split over ranks. Without DATA: a built-in graph.",
     )
-    named = "a dataset's name (fetched into $TGNN_DATA, from $TGNN_DATA_URL where that is set)"
-    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{named}, a path, or a store")
+    parser.add_argument("data", nargs="?", metavar="DATA", help=f"{NAMED_DATA}, a path, or a store")
     parser.add_argument("--config", metavar="FILE.toml", help="options from a file; flags override it")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="RUN", help="continue the run in RUN, or in --run-dir"
