@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tgnn.data import synthetic
+from tgnn.data.arrays import distinct
 from tgnn.data.graph import Dataset, Graph
 from tgnn.training.metrics import write_json
 
@@ -93,7 +94,7 @@ def _write_graph(folder: Path, pieces: Path, scale: int, seed: int) -> int:
     bounds = _equal_ranges(n, ranges, scale)
     for source, destination in _draws(scale, seed):
         keys = np.concatenate([destination * n + source, source * n + destination])
-        keys = np.sort(keys[keys // n != keys % n])
+        keys = np.sort(keys[keys >> scale != keys & (n - 1)])
         cuts = np.searchsorted(keys, bounds * n)
         for file, low, high in zip(files, cuts[:-1], cuts[1:], strict=True):
             keys[low:high].tofile(file)
@@ -101,11 +102,11 @@ def _write_graph(folder: Path, pieces: Path, scale: int, seed: int) -> int:
         file.close()
     degree = np.zeros(n, np.int64)
     for number in range(ranges):
-        keys = np.unique(np.fromfile(pieces / f"{number}.bin", np.int64))
+        keys = distinct(np.fromfile(pieces / f"{number}.bin", np.int64))
         degree[bounds[number] : bounds[number + 1]] = np.bincount(
-            keys // n - bounds[number], minlength=bounds[number + 1] - bounds[number]
+            (keys >> scale) - bounds[number], minlength=bounds[number + 1] - bounds[number]
         )
-        (keys % n).astype(np.int32).tofile(pieces / f"{number}.bin")
+        (keys & (n - 1)).astype(np.int32).tofile(pieces / f"{number}.bin")
     indptr = np.concatenate([[0], np.cumsum(degree)])
     np.save(folder / "indptr.npy", indptr, allow_pickle=False)
     with _npy_file(folder / "indices.npy", np.int32, (int(indptr[-1]),)) as file:

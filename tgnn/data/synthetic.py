@@ -313,10 +313,16 @@ def _rmat_draws(
     source, destination = np.zeros(num_draws, np.int64), np.zeros(num_draws, np.int64)
     for start in range(0, num_draws, _CHUNK):
         part = slice(start, min(start + _CHUNK, num_draws))
+        of, to = source[part], destination[part]  # views
+        where = np.empty(len(of))
         for _ in range(scale):
-            where = rng.random(part.stop - part.start)
+            rng.random(out=where)
             lower = where >= a + b
-            right = ((where >= a) & ~lower) | (where >= a + b + c)
-            source[part] = source[part] * 2 + lower
-            destination[part] = destination[part] * 2 + right
+            right = where >= a
+            right ^= lower  # a <= where < a + b
+            right |= where >= a + b + c
+            of <<= 1
+            of |= lower
+            to <<= 1
+            to |= right
     return source, destination

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tgnn.data.arrays import distinct
 from tgnn.data.graph import Dataset, Graph
 from tgnn.data.readers.sidecar import LabelTable, read_features, read_labels, read_split, to_rows
 from tgnn.data.readers.text import ID, NUMBER, SKIP, Block, read_blocks
@@ -167,7 +168,7 @@ def _relabel(
 ) -> tuple[np.ndarray, np.ndarray, LabelTable | None]:
     """Edges and labels in new numbers, and the ascending ids that those stand for."""
     by_id = labels is not None and labels.ids is not None
-    names = np.unique(np.concatenate([edges.reshape(-1), labels.ids]) if by_id else edges)
+    names = distinct(np.concatenate([edges.reshape(-1), labels.ids]) if by_id else edges)
     if by_id:
         labels = LabelTable(labels.path, labels.values, to_rows(labels.ids, names)[0])
     return np.searchsorted(names, edges), names, labels
