@@ -49,15 +49,14 @@ def check_rows_round_trip(comm: Comm) -> None:
     for dtype, shape in [(dtype, (3,)) for dtype in DTYPES] + [(torch.float16, shape) for shape in shapes]:
         wide = [torch.full((n, *shape, 2), 10 * comm.rank + q).to(dtype) for q, n in enumerate(counts)]
         strided = torch.cat(wide)[..., 1]
-        for async_op in (False, True):
-            received, work = comm.all_to_all_rows(strided, counts, receive, async_op=async_op)
-            assert (work is not None) == async_op
-            if work is not None:
-                work.wait()
-                work.wait()
+        arriving = comm.start_all_to_all_rows(strided, counts, receive)
+        for received in (comm.all_to_all_rows(strided, counts, receive), arriving.wait()):
             parts = [torch.full((n, *shape), 10 * q + comm.rank).to(dtype) for q, n in enumerate(receive)]
             same(received, torch.cat(parts))
-    nothing, _ = comm.all_to_all_rows(torch.empty(0, 4), [0, 0, 0], [0, 0, 0])
+        rows, came = comm.all_to_all_lists(strided, counts)
+        assert came == receive
+        same(rows, torch.cat(parts))
+    nothing = comm.all_to_all_rows(torch.empty(0, 4), [0, 0, 0], [0, 0, 0])
     assert nothing.shape == (0, 4)
 
 
@@ -112,7 +111,7 @@ def plan_for(comm: Comm, wanted: list[Tensor], n_local: int) -> ExchangePlan:
     """The plan in which this rank receives rows wanted[q] of every owner q."""
     recv_counts = [len(rows) for rows in wanted]
     send_counts = comm.all_to_all_counts(recv_counts)
-    send_rows, _ = comm.all_to_all_rows(torch.cat(wanted), recv_counts, send_counts)
+    send_rows = comm.all_to_all_rows(torch.cat(wanted), recv_counts, send_counts)
     return ExchangePlan(send_rows, send_counts, recv_counts, n_local)
 
 
@@ -182,7 +181,7 @@ def strided_gradients(comm: Comm, plan: ExchangePlan) -> dict[str, Tensor]:
     # One row of width 1 with stride 0 is contiguous to torch, yet has no bytes side by side.
     one = torch.ones((), dtype=torch.float64).expand(1, 1)
     to, source = [[int(q == (comm.rank + d) % 3) for q in range(3)] for d in (1, 2)]
-    same(comm.all_to_all_rows(one, to, source)[0], one)
+    same(comm.all_to_all_rows(one, to, source), one)
     return found
 
 

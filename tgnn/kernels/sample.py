@@ -22,6 +22,7 @@ from tgnn.errors import wrong
 from tgnn.kernels import rng
 from tgnn.kernels.backend import choose
 from tgnn.kernels.labor import labor_candidates
+from tgnn.kernels.sample_host import draw_uniform
 from tgnn.kernels.sample_weighted import DrawWeights, draw_by_weight
 from tgnn.kernels.segment import chunk_limit
 
@@ -87,6 +88,8 @@ def sample_neighbors_torch(
     else:
         drawable = degree if weights is None else weights.drawable.index_select(0, rows)
         count = how_many(drawable, fanout, replace)
+        if weights is None and rows.device.type == "cpu":
+            return Sample(*draw_uniform(indices, ids, start, degree, count, fanout, key, replace))
         out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(count, 0, out=out[1:])
         row = torch.repeat_interleave(count, output_size=int(out[-1]))

@@ -38,6 +38,14 @@ def true_places(flag: Tensor) -> Tensor:
     return torch.nonzero(flag).view(-1)
 
 
+def put(table: Tensor, places: Tensor, value: Tensor | bool) -> None:
+    """`table[places] = value` for 1-D tensors; places int64 in range."""
+    if table.device.type == "cpu":  # a quarter of the time of torch's assignment
+        table.numpy()[places.numpy()] = value.numpy() if isinstance(value, Tensor) else value
+    else:
+        table[places] = value
+
+
 class DirectTable:
     """Numbers distinct ids out of [0, size) by direct address; reused call after call.
 
@@ -64,14 +72,14 @@ class DirectTable:
             return unique_triton.number_triton(self._slot, flag, first, others, scans)
         first, others = first.to(torch.int64), others.to(torch.int64)
         # Others first, then first: the rest is what stays flagged, whichever thread wrote last.
-        flag[others] = True
-        flag[first] = False
+        put(flag, others, True)
+        put(flag, first, False)
         if scans:
             rest = true_places(flag)
         else:
             distinct = torch.unique(others)
             rest = distinct[flag[distinct]]
-        flag[rest] = False
+        put(flag, rest, False)
         ids = torch.cat([first, rest])
         self.number_as(ids)
         return ids
@@ -80,14 +88,14 @@ class DirectTable:
         """The distinct values of `ids` ([n], in range), ascending: int64 (one device sync)."""
         if self._flag.numel() > SCAN_SLOTS_PER_ID * ids.numel():
             return unique(ids).to(torch.int64)
-        self._flag[ids.to(torch.int64)] = True
+        put(self._flag, ids.to(torch.int64), True)
         found = true_places(self._flag)
-        self._flag[found] = False
+        put(self._flag, found, False)
         return found
 
     def number_as(self, ids: Tensor) -> None:
         """Number distinct `ids` (int64 [k], in range) from 0 in the order given, for `lookup`."""
-        self._slot.index_copy_(0, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))
+        put(self._slot, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))
 
     def lookup(self, ids: Tensor) -> Tensor:
         """The numbers of `ids` ([n]) as the last `number` or `number_as` gave them: int32 [n]."""

@@ -6,7 +6,6 @@ projected once whoever asks for it; `forward` aggregates. A plain module with `f
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from tgnn.errors import wrong
@@ -62,10 +61,12 @@ class Rows:
     def aggregate(self, block: Block, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
         """`spmm(block, self.all(), weight, reduce)` for `sum` and `mean`: local rows first, while the halo travels.
 
-        Half types wait for the halo: their sums are rounded once. Their mean on a CPU is float32: the sum, rounded
-        once, is divided in float32, which spares a float32 copy of all rows.
+        A halo that is read out of shared memory does not travel: it joins the local rows. Half types wait for the halo:
+        their sums are rounded once. Their mean on a CPU is float32: the sum, rounded once, is divided in float32, which
+        spares a float32 copy of all rows.
         """
-        together = self._halo is None or not self._halo.exchanged or self._all is not None
+        halo = self._halo
+        together = halo is None or not halo.exchanged or halo.is_shared or self._all is not None
         if self.local.dtype in HALF_TYPES and reduce == "mean" and not self.local.is_cuda:
             return _divided(spmm(block, self.all(), weight).float(), block)
         if together or self.local.dtype in HALF_TYPES:
@@ -82,7 +83,7 @@ class Rows:
             halo = self.halo()
             # An empty halo joins too where it wants a gradient: the backward exchange waits for every rank.
             alone = halo is None or (len(halo) == 0 and not halo.requires_grad)
-            self._all = self.local if alone else torch.cat([self.local, halo])
+            self._all = self.local if alone else self._halo.behind(self.local)
         return self._all
 
 

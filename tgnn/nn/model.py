@@ -128,7 +128,10 @@ class GNN(nn.Module):
             # What goes on as it is meets all its gradients in one place.
             unchanged = local is x
             head = block.n_dst if unchanged else 0
-            halo = start_exchange(batch.plans[number], local, batch.comm, batch.exchange_dtype, head=head)
+            room = batch.room if local is batch.x else None
+            halo = start_exchange(
+                batch.plans[number], local, batch.comm, batch.exchange_dtype, head=head, room=room
+            )
             own, x_dst = (halo.local, halo.head) if unchanged else (x, x[: block.n_dst])
             out = layer(block, Rows(own, halo.local, halo, key, batch.stage, x_dst))
             x = self.after_layer(number, out, x_dst)

@@ -72,8 +72,11 @@ class SAGEConv(Layer):
             neighbours = spmm(block, rows.all(), block.weight, "max")
         if self.projects_first:
             return out + neighbours
-        # One pass: the product is added as it is made.
-        return torch.addmm(out, neighbours, self.fc_neigh.weight.t())
+        # One pass: the product is added as it is made, in place where all are of one type.
+        weight = self.fc_neigh.weight.t()
+        if out.dtype == neighbours.dtype == weight.dtype:
+            return out.addmm_(neighbours, weight)
+        return torch.addmm(out, neighbours, weight)
 
     def _forward_gcn(self, block: Block, rows: Rows) -> Tensor:
         local = rows.local

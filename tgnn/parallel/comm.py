@@ -2,16 +2,17 @@
 
 **One thread issues every collective, in the same order on every rank.** Collectives are matched by their
 order and by nothing else: a rank that leaves one out, or issues two of them in another order, stops all the
-others until the timeout. Overlap comes from `async_op` and from streams, never from a second thread.
+others until the timeout. Overlap comes from `start_...` and from streams, never from a second thread.
 
-Rows travel as plain bytes, so every dtype works, also those that gloo does not know (half, int16, bool).
+Rows travel as plain bytes, so every dtype works, also those that gloo does not know (half, int16, bool); between CPU
+ranks of one machine through memory that both map (shared_memory.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tgnn.errors import wrong
+from tgnn.parallel.shared_memory import SharedMemory
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
@@ -40,23 +42,26 @@ def _named(what: str, rank: int) -> Iterator[None]:
         raise CommError(f"{what} failed on rank {rank}: {error}") from error
 
 
-class Work:
-    """A collective that has been started. Its buffers are kept alive here until `wait()`."""
+class Arriving:
+    """Rows on their way here. What carries them is kept alive until `wait()`."""
 
     def __init__(
-        self, what: str = "", rank: int = 0, handle: dist.Work | None = None, buffers: Sequence[Tensor] = ()
+        self, rows: Callable[[], Tensor], what: str = "", rank: int = 0, handle: dist.Work | None = None
     ):
-        self._what = what
-        self._rank = rank
-        self._handle = handle
-        self._buffers = buffers
+        self._rows, self._what, self._rank, self._handle = rows, what, rank, handle
 
-    def wait(self) -> None:
-        """Return once the result may be read (on a GPU: once the current stream will wait for it)."""
+    def wait(self) -> Tensor:
+        """The rows [n, ...], once they may be read (on a GPU: once the current stream will wait for them)."""
         if self._handle is not None:
             with _named(self._what, self._rank):
                 self._handle.wait()
-        self._handle, self._buffers = None, ()
+                self._handle = None
+        rows, self._rows = self._rows, _taken
+        return rows()
+
+
+def _taken() -> Tensor:
+    raise RuntimeError("rows that arrived: got a second wait(), expected one; keep what the first gave")
 
 
 class Comm:
@@ -80,6 +85,7 @@ class Comm:
         backend: str = "single",
         group: dist.ProcessGroup | None = None,
         timeout: timedelta | None = None,
+        shared: SharedMemory | None = None,
     ):
         self.rank = rank
         self.ranks = ranks
@@ -88,6 +94,7 @@ class Comm:
         self.bytes_sent = 0
         self._group = group
         self._timeout = timeout
+        self._shared = shared
         self._replicas: dict[int, Comm] = {}
 
     def __repr__(self) -> str:
@@ -109,8 +116,10 @@ class Comm:
             # Every rank makes every group, in the same order.
             groups = [self._subgroup(range(first, first + size)) for first in range(0, self.ranks, size)]
             backend = self.backend if size > 1 else "single"
+            rank = self.rank - mine * size
+            shared = self._shared and size > 1 and SharedMemory.among(rank, size, groups[mine])
             self._replicas[replicas] = Comm(
-                self.rank - mine * size, size, self.device, backend, groups[mine], self._timeout
+                rank, size, self.device, backend, groups[mine], self._timeout, shared or None
             )
         return self._replicas[replicas]
 
@@ -145,41 +154,83 @@ class Comm:
             dist.all_to_all_single(received, send, group=self._group)
         return received.tolist()
 
-    def all_to_all_rows(
-        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], async_op: bool = False
-    ) -> tuple[Tensor, Work | None]:
-        """Send row groups to every rank, receive theirs.
+    @property
+    def shares_memory(self) -> bool:
+        """Whether rows are read out of other ranks' memory instead of travelling."""
+        return self._shared is not None
+
+    def new_rows(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """[rows, ...] to fill and send: where ranks share memory, receivers read it without a copy."""
+        if self._shared is None or 0 in shape:
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        return self._shared.new_rows(shape, dtype)
+
+    def all_to_all_rows(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
+        """Send row groups to every rank and return theirs: `start_all_to_all_rows`, waited for."""
+        return self.start_all_to_all_rows(send, send_counts, recv_counts).wait()
+
+    def all_to_all_lists(self, send: Tensor, send_counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Rows of which no rank knows how many it gets: (rows [n, ...], how many came from each). One device sync.
+
+        `send`, `send_counts` as for `start_all_to_all_rows`.
+        """
+        if self._shared is None:
+            counts = self.all_to_all_counts(send_counts)
+            return self.all_to_all_rows(send, send_counts, counts), counts
+        self._check_rows(send, send_counts, send_counts)
+        send = self._outgoing(send, send_counts)
+        what = f"all-to-all of {len(send)} rows"
+        with _named(what, self.rank):
+            heard, handle = self._shared.send(send, send_counts)
+            handle.wait()
+        return self._shared.receive(heard, send.shape[1:], send.dtype), self._shared.counts(heard)
+
+    def start_all_to_all_rows(
+        self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]
+    ) -> Arriving:
+        """Start sending row groups to every rank; `wait()` gives those that came.
 
         Args:
-            send: [sum(send_counts), ...] any dtype and strides, grouped by receiver in rank order.
+            send: [sum(send_counts), ...] any dtype and strides, grouped by receiver in rank order; not to be written
+                to any more.
             send_counts: rows for each rank; zeros are ordinary.
             recv_counts: rows that come from each rank, as `all_to_all_counts(send_counts)` tells.
-            async_op: return at once; the rows may be read only after `work.wait()`.
 
         Returns:
-            (received [sum(recv_counts), ...] of send's dtype grouped by sender, work or None without
-            `async_op`). One rank gets its own rows back, possibly the same memory.
+            [sum(recv_counts), ...] of send's dtype grouped by sender. One rank gets its own rows back, possibly the
+            same memory.
         """
         self._check_rows(send, send_counts, recv_counts)
-        send = send.detach().contiguous()
+        send = self._outgoing(send, send_counts)
         if self.ranks == 1:
-            return send, Work() if async_op else None
-        received = send.new_empty((sum(recv_counts), *send.shape[1:]))
-        row_bytes = send.element_size() * send.shape[1:].numel()
-        self.bytes_sent += row_bytes * (sum(send_counts) - send_counts[self.rank])
+            return Arriving(lambda: send)
+        dtype, shape, total = send.dtype, send.shape[1:], sum(recv_counts)
+        row_bytes = send.element_size() * shape.numel()
         if row_bytes == 0:  # rows of width 0 are so on every rank: nobody has anything to say
-            return received, Work() if async_op else None
-        what = f"all-to-all of {len(send)} rows of {row_bytes} bytes"
+            return Arriving(lambda: send.new_empty((total, *shape)))
+        what, shared = f"all-to-all of {len(send)} rows of {row_bytes} bytes", self._shared
         with _named(what, self.rank):
+            if shared is not None:
+                heard, handle = shared.send(send, send_counts)
+                return Arriving(lambda: shared.receive(heard, shape, dtype), what, self.rank, handle)
+            received = send.new_empty((total, *shape))
             handle = dist.all_to_all_single(
                 _as_bytes(received).view(-1, row_bytes),
                 _as_bytes(send).view(-1, row_bytes),
                 output_split_sizes=list(recv_counts),
                 input_split_sizes=list(send_counts),
                 group=self._group,
-                async_op=async_op,
+                async_op=True,
             )
-        return received, Work(what, self.rank, handle, (send, received)) if async_op else None
+        # The rows sent must outlive the call.
+        return Arriving(lambda sent=send: received, what, self.rank, handle)
+
+    def _outgoing(self, send: Tensor, send_counts: Sequence[int]) -> Tensor:
+        """`send` contiguous, and counted."""
+        send = send.detach().contiguous()
+        row_bytes = send.element_size() * send.shape[1:].numel()
+        self.bytes_sent += row_bytes * (sum(send_counts) - send_counts[self.rank])
+        return send
 
     def all_reduce(self, t: Tensor, op: str = "sum") -> Tensor:
         """Reduce `t` (any shape, same on every rank) over the ranks, in place; op is "sum", "max" or "min".
@@ -244,6 +295,8 @@ class Comm:
         """Leave the process group; only a new `initialise` gives another. Harmless on one rank."""
         if self.backend != "single" and dist.is_initialized():
             dist.destroy_process_group(self._group)
+            if self._shared is not None:
+                self._shared.close()
         self.backend = "single"
 
     def _check_rows(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:
@@ -334,7 +387,8 @@ def initialise(
             rank=rank,
             device_id=device if backend == "nccl" else None,
         )
-    _current = Comm(rank, ranks, device, backend, timeout=timeout)
+    shared = SharedMemory.among(rank, ranks, None) if backend == "gloo" else None
+    _current = Comm(rank, ranks, device, backend, timeout=timeout, shared=shared)
     return _current
 
 

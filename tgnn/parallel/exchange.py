@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tgnn.errors import wrong
-from tgnn.parallel.comm import Comm, Work, current
+from tgnn.parallel.comm import Arriving, Comm, current
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,15 @@ class Halo:
     given leaves one sum of gradients to do instead of one a use.
     """
 
-    def __init__(self, journey: _Journey, local: Tensor, head: Tensor, ticket: Tensor | None) -> None:
+    def __init__(
+        self, journey: _Journey, local: Tensor, head: Tensor, ticket: Tensor | None, room: Tensor | None
+    ) -> None:
         self.local, self.head = local, head
+        self.is_shared = journey.comm.shares_memory
+        """Whether the rows are read out of other ranks' memory, as soon as those have written them."""
         self.exchanged = journey.exchanged
         """Whether there are other ranks, whose backward waits for this one's (also where no row comes from them)."""
-        self._journey, self._ticket = journey, ticket
+        self._journey, self._ticket, self._room = journey, ticket, room
         self._rows: Tensor | None = None
 
     def wait(self) -> Tensor:
@@ -87,6 +91,14 @@ class Halo:
             self._rows = journey.arrive() if ticket is None else _Receive.apply(ticket, journey)
         return self._rows
 
+    def behind(self, rows: Tensor) -> Tensor:
+        """`rows` [n, ...], then the halo rows: in the room that was given, where `rows` are its first."""
+        room = self._room
+        if room is None or rows.data_ptr() != room.data_ptr():
+            return torch.cat([rows, self.wait()])
+        room[len(rows) :] = self.wait()
+        return room
+
 
 def start_exchange(
     plan: ExchangePlan,
@@ -95,6 +107,7 @@ def start_exchange(
     dtype: torch.dtype | None = None,
     *,
     head: int = 0,
+    room: Tensor | None = None,
 ) -> Halo:
     """Start bringing halo rows in; a collective on more than one rank.
 
@@ -107,6 +120,8 @@ def start_exchange(
         dtype: floating type of the rows on the wire, both ways (e.g. bfloat16); x's own by default. Gradients
             are summed in x's dtype, half types in float32.
         head: first rows of x that `Halo.head` gives.
+        room: [n + n_halo, ...] whose first rows are x, which does not require grad: where `Halo.behind` puts the
+            others.
 
     Returns:
         A `Halo`: other work may be done before its `wait()`.
@@ -119,8 +134,8 @@ def start_exchange(
         raise ValueError(f"start_exchange: got dtype {wire} for rows of {x.dtype}, expected a floating type")
     journey = _Journey(plan, comm, wire, x)
     if x.requires_grad and torch.is_grad_enabled():
-        return Halo(journey, *_Gather.apply(x, journey, head))
-    return Halo(journey, x, x[:head], None)
+        return Halo(journey, *_Gather.apply(x, journey, head), None)
+    return Halo(journey, x, x[:head], None, room)
 
 
 class _Journey:
@@ -130,39 +145,44 @@ class _Journey:
         self.plan, self.comm, self.wire = plan, comm, wire
         self.dtype, self.shape = x.dtype, x.shape[1:]
         self.exchanged = comm.ranks > 1 or plan.n_halo > 0
-        self._returned: Tensor | None = None
-        self._work: Work | None = None
-        self._received = x.new_empty((0, *self.shape))
+        self._halo: Arriving | None = None
+        self._returning: Arriving | None = None
         if self.exchanged:
-            rows = x.detach().index_select(0, plan.send_rows.to(x.device)).to(wire)
-            self._received, self._work = comm.all_to_all_rows(
-                rows, plan.send_counts, plan.recv_counts, async_op=True
-            )
+            rows, places = x.detach(), plan.send_rows.to(x.device)
+            out = comm.new_rows((len(places), *self.shape), wire)
+            if wire == x.dtype:
+                torch.index_select(rows, 0, places, out=out)
+            else:
+                out.copy_(rows.index_select(0, places))
+            self._halo = comm.start_all_to_all_rows(out, plan.send_counts, plan.recv_counts)
 
     def arrive(self) -> Tensor:
         """The rows, once they are here."""
-        if self._work is not None:
-            self._work.wait()
-        received, self._received, self._work = self._received, None, None
-        return received.to(self.dtype)
+        if self._halo is None:
+            return torch.empty((0, *self.shape), dtype=self.dtype, device=self.comm.device)
+        halo, self._halo = self._halo, None
+        return halo.wait().to(self.dtype)
 
     def send_back(self, grad: Tensor | None) -> None:
         """Start the gradients' way back; None stands for zeros."""
         if grad is None:
             grad = torch.zeros((self.plan.n_halo, *self.shape), dtype=self.wire, device=self.comm.device)
-        self._returned, self._work = self.comm.all_to_all_rows(
-            grad.to(self.wire), self.plan.recv_counts, self.plan.send_counts, async_op=True
+        self._returning = self.comm.start_all_to_all_rows(
+            grad.to(self.wire), self.plan.recv_counts, self.plan.send_counts
         )
 
     def add_returned(self, total: Tensor) -> None:
         """Add what came back to the owned rows' gradient, requester by requester in rank order."""
         if not self.exchanged:
             return
-        if self._work is None:  # this rank's loss did not need its halo, but others wait
+        if self._returning is None:  # this rank's loss did not need its halo, but others wait
             self.send_back(None)
-        self._work.wait()
-        rows, returned, first = self.plan.send_rows.to(total.device), self._returned.to(total.dtype), 0
-        self._returned = self._work = None
+        rows, returned, first = (
+            self.plan.send_rows.to(total.device),
+            self._returning.wait().to(total.dtype),
+            0,
+        )
+        self._returning = None
         for count in self.plan.send_counts:
             # Rows are unique inside one requester's group: no two additions meet, so the order of sums is
             # fixed.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 
+from tgnn.kernels.host import each
 from tgnn.partition.balance import Requests, loads
 from tgnn.partition.undirected import contract, membership, row_pieces
 
@@ -69,10 +70,14 @@ def _wishes(
     n = matrix.shape[0]
     wish, gain = np.zeros(n, np.int32), np.zeros(n, np.float32)
     members = membership(label, len(rank))
-    for start, stop, piece in row_pieces(matrix):
+
+    def of_piece(found: tuple[int, int, sp.csr_matrix]) -> None:
+        start, stop, piece = found
         best, connection, own = _best_per_row(piece @ members, label[start:stop], rank, label_group)
         wish[start:stop] = best
         gain[start:stop] = connection - own
+
+    each(of_piece, row_pieces(matrix))
     return wish, gain
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.sparse as sp
 
+from tgnn.kernels.host import each
 from tgnn.partition.balance import EPSILON, Requests, loads
 from tgnn.partition.rows import row_chunks
 from tgnn.partition.undirected import Mirrored, Undirected, entries_of, row_pieces, spans
@@ -29,19 +30,22 @@ class Connections:
         keeps = isinstance(matrix, Mirrored) and num_parts <= MOST_TABLE_PARTS
         self._table = matrix.to_parts(part_of, num_parts) if keeps else None
 
-    def __iter__(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield (start, stop, float [stop - start, P])."""
-        matrix, num_parts = self.matrix, self.num_parts
-        for start, stop, low, high in spans(matrix.indptr, CHUNK_CONNECTIONS, width=num_parts):
-            if self._table is not None:
-                yield start, stop, self._table[start:stop]
-                continue
-            degrees, neighbours = np.diff(matrix.indptr[start : stop + 1]), matrix.indices[low:high]
-            if isinstance(matrix, Mirrored):
-                data = matrix.values(np.repeat(np.arange(start, stop), degrees), neighbours)
-            else:
-                data = matrix.data[low:high]
-            yield start, stop, _to_parts(degrees, neighbours, data, self.part_of, num_parts)
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """Runs of rows to look at one by one, as `spans` gives them."""
+        return spans(self.matrix.indptr, CHUNK_CONNECTIONS, width=self.num_parts)
+
+    def of(self, run: tuple[int, int, int, int]) -> tuple[int, int, np.ndarray]:
+        """(start, stop, float [stop - start, P]) of a run."""
+        start, stop, low, high = run
+        if self._table is not None:
+            return start, stop, self._table[start:stop]
+        matrix = self.matrix
+        degrees, neighbours = np.diff(matrix.indptr[start : stop + 1]), matrix.indices[low:high]
+        if isinstance(matrix, Mirrored):
+            data = matrix.values(np.repeat(np.arange(start, stop), degrees), neighbours)
+        else:
+            data = matrix.data[low:high]
+        return start, stop, _to_parts(degrees, neighbours, data, self.part_of, self.num_parts)
 
     def move(self, rows: np.ndarray, target: np.ndarray) -> None:
         """Put `rows` into the parts `target`, in `part_of` too."""
@@ -101,9 +105,10 @@ def _wishes(
     connections: Connections, weights: np.ndarray, room: np.ndarray, upwards: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(vertices, target part, gain) of all moves in one direction that cut less and fit on their own."""
-    found = []
     parts = np.arange(connections.num_parts)
-    for start, stop, to_parts in connections:
+
+    def of_run(run: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start, stop, to_parts = connections.of(run)
         own = connections.part_of[start:stop, None]
         own_value = np.take_along_axis(to_parts, own.astype(np.int64), axis=1)
         gain = np.where((parts > own) if upwards else (parts < own), to_parts - own_value, 0)
@@ -112,7 +117,9 @@ def _wishes(
         target = gain.argmax(axis=1)
         best = gain[np.arange(len(rows)), target]
         good = best > 0
-        found.append((start + rows[good], target[good], best[good]))
+        return start + rows[good], target[good], best[good]
+
+    found = each(of_run, connections.runs())
     return tuple(np.concatenate(column) for column in zip(*found, strict=True))
 
 

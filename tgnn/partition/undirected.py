@@ -10,11 +10,13 @@ weights from those of the vertices when a piece is looked at, so the view takes 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from tgnn.kernels.host import each
 from tgnn.partition.edge_factors import EdgeFactors
 from tgnn.partition.rows import edge_slots, row_chunks
 
@@ -51,15 +53,17 @@ class Mirrored:
         pairs = ((2.0, 1.0),)
         if factors is not None:
             pairs = ((factors.source, factors.destination), (factors.destination, factors.source))
-        ones = np.ones(0, np.float32)
+
+        def add(of_row: np.ndarray | float, span: tuple[int, int, int, int]) -> None:
+            start, stop, low, high = span
+            ones = np.ones(high - low, np.float32)
+            entries = (ones, self.indices[low:high], self.indptr[start : stop + 1] - low)
+            sums = _csr(entries, (stop - start, n)) @ here
+            total[start:stop] += sums if factors is None else sums * of_row[start:stop, None]
+
         for of_neighbour, of_row in pairs:
             here[np.arange(n), part_of] = of_neighbour
-            for start, stop, low, high in spans(self.indptr, CHUNK_ENTRIES):
-                if high - low > len(ones):
-                    ones = np.ones(high - low, np.float32)
-                entries = (ones[: high - low], self.indices[low:high], self.indptr[start : stop + 1] - low)
-                sums = _csr(entries, (stop - start, n)) @ here
-                total[start:stop] += sums if factors is None else sums * of_row[start:stop, None]
+            each(partial(add, of_row), spans(self.indptr, CHUNK_ENTRIES))
         looped = np.flatnonzero(self.loops)
         total[looped, part_of[looped]] -= self.loops[looped] * self._loop_weight(looped)
         return total
@@ -223,7 +227,7 @@ def contract(matrix: sp.csr_matrix, label: np.ndarray, num_labels: int) -> sp.cs
     members = membership(label, num_labels)
     # A few clusters at a time, so that only the result is held beside the graph.
     some_vertices = len(label) // CONTRACTION_PIECES + 1
-    pieces = [of @ matrix @ members for _, _, of in row_pieces(members.T.tocsr(), some_vertices)]
+    pieces = each(lambda of: of[2] @ matrix @ members, row_pieces(members.T.tocsr(), some_vertices))
     between = sp.csr_matrix(sp.vstack(pieces, format="csr"))
     _zero_diagonal(between)
     between.eliminate_zeros()

@@ -105,8 +105,7 @@ class CooperativeSampler(NeighborSampler):
         """Ask the owners for `asking` (new ids by owner); returns the local rows that this rank is asked for, int64,
         and how many each rank asks for. Ids travel as `dtype`, the store's.
         """
-        asked_counts = self.comm.all_to_all_counts(counts)
-        asked, _ = self.comm.all_to_all_rows(asking.to(dtype), counts, asked_counts)
+        asked, asked_counts = self.comm.all_to_all_lists(asking.to(dtype), counts)
         return asked.to(torch.int64) - self.topology.first, asked_counts
 
 

@@ -247,8 +247,8 @@ class Loader:
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:
         with self.stage("load"):
             original = self.topology.original_id
-            ids = [original.index_select(0, rows) for rows in (*(hop.rows for hop in hops), seeds)]
-            x = self._input_rows(hops[0])
+            ids = [original.index_select(0, hops[0].rows), *(hop.block.dst_id for hop in hops)]
+            x, room = self._input_rows(hops[0])
             y = None if self._labels is None else self._labels.load(seeds, self.comm.device)
         cached = hops[0].cached
         if cached.numel():
@@ -278,20 +278,24 @@ class Loader:
             work,
             self.stage,
             self.exchange_dtype,
+            room,
         )
 
-    def _input_rows(self, hop: Hop) -> Tensor | None:
-        """Features of the input rows, [rows + cached, F]: this rank's own, then copies of other ranks'."""
+    def _input_rows(self, hop: Hop) -> tuple[Tensor | None, Tensor | None]:
+        """Features of the input rows, [rows + cached, F]: this rank's own, then copies of other ranks'; and `room`."""
         features, device = self._features, self.comm.device
         if features is None:
-            return None
-        if not hop.cached.numel():
-            return features.load(hop.rows, device)
-        own = hop.rows.numel()
-        x = features.empty(own + hop.cached.numel(), device)
-        features.load(hop.rows, device, out=x[:own])
-        torch.index_select(self.halo_cache.rows, 0, hop.cached, out=x[own:])
-        return x
+            return None, None
+        own, cached = hop.rows.numel(), hop.cached.numel()
+        spare = hop.plan.n_halo if self._exchange_comm.shares_memory else 0
+        if not cached and not spare:
+            return features.load(hop.rows, device), None
+        room = features.empty(own + cached + spare, device)
+        features.load(hop.rows, device, out=room[:own])
+        if cached:
+            torch.index_select(self.halo_cache.rows, 0, hop.cached, out=room[own : own + cached])
+        # `.data`: what is written behind x later is no change of x to autograd.
+        return room[: own + cached].data, room if spare else None
 
 
 def opened_store(store: Store | str | os.PathLike, comm: Comm) -> Store:

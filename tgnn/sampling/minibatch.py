@@ -39,7 +39,7 @@ class MiniBatch:
     ids: list[Tensor]
     """Original ids, int64; one more entry than there are blocks."""
     x: Tensor | None
-    """[len(ids[0]), F] features of the input rows."""
+    """[len(ids[0]), F] features of the input rows. The halo rows may come behind them in memory: `room`."""
     y: Tensor | None
     """Labels of the seeds: int64 [B] or float32 [B, C]."""
     global_seeds: int
@@ -55,6 +55,8 @@ class MiniBatch:
     stage: Stage = no_stage
     exchange_dtype: torch.dtype | None = None
     """Number format of halo rows on the wire; None: the rows' own."""
+    room: Tensor | None = None
+    """[n_src, F] of the input layer: `x`, and room for its halo rows behind it; None where they have none."""
     ready: Any = None
     """On a GPU the event after which another stream may read the batch."""
 

@@ -135,9 +135,9 @@ def gather_by_original_id(rows: Tensor, store: Store, comm: Comm | None = None) 
     sizes = np.diff(store.ownership.offsets).tolist()
     mine, nothing = len(rows), [0] * comm.ranks
     if comm.rank == 0:
-        received, _ = comm.all_to_all_rows(rows, [mine, *nothing[1:]], sizes)
+        received = comm.all_to_all_rows(rows, [mine, *nothing[1:]], sizes)
     else:
-        received, _ = comm.all_to_all_rows(rows, [mine, *nothing[1:]], nothing)
+        received = comm.all_to_all_rows(rows, [mine, *nothing[1:]], nothing)
         return None
     original = torch.cat([torch.from_numpy(store.part(part).original_id) for part in range(store.num_parts)])
     out = torch.empty(received.shape, dtype=received.dtype)

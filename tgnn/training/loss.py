@@ -205,7 +205,7 @@ def _gather_rows(rows: torch.Tensor, comm: Comm) -> torch.Tensor:
     if comm.ranks == 1:
         return rows
     received = [counts[0] for counts in comm.all_gather_ints([len(rows)])]
-    gathered, _ = comm.all_to_all_rows(rows.repeat(comm.ranks, 1), [len(rows)] * comm.ranks, received)
+    gathered = comm.all_to_all_rows(rows.repeat(comm.ranks, 1), [len(rows)] * comm.ranks, received)
     return gathered
 
 

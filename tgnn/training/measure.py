@@ -12,7 +12,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -244,13 +243,9 @@ class _Mirror(Comm):
         super().__init__(0, 2, device)
         self._n = n
 
-    def all_to_all_counts(self, counts: Sequence[int]) -> list[int]:
-        """The image asks for as much."""
-        return list(counts)[::-1]
-
-    def all_to_all_rows(self, send: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        """The image asks for the same rows, which here have the ids of this rank."""
-        return send - self._n, None
+    def all_to_all_lists(self, send: Tensor, send_counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The image asks for as many rows, the same ones, which here have the ids of this rank."""
+        return send - self._n, list(send_counts)[::-1]
 
 
 class _SplitClock:
