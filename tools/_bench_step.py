@@ -80,6 +80,7 @@ class Ours:
             prefetch=0,
             stage=self.clock.stage,
             dtype=self.dtype,
+            in_place=model is not None and model.reads_in_place,
         )
         self.model, self.task = model, store.task
         if model is not None:

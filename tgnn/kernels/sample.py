@@ -32,13 +32,14 @@ class Sample:
     """Drawn in-edges of n rows in CSR form.
 
     indptr [n + 1] int64; src [n_edges]: entries of `indices`; position [n_edges] int64: rank in the row's
-    full list; edge [n_edges] int64: offset of the edge in `indices`.
+    full list; edge [n_edges] int64: offset of the edge in `indices`; degree [n] int64: edges of the full list.
     """
 
     indptr: Tensor
     src: Tensor
     position: Tensor
     edge: Tensor
+    degree: Tensor
 
 
 def sample_neighbors(
@@ -89,7 +90,8 @@ def sample_neighbors_torch(
         drawable = degree if weights is None else weights.drawable.index_select(0, rows)
         count = how_many(drawable, fanout, replace)
         if weights is None and rows.device.type == "cpu":
-            return Sample(*draw_uniform(indices, ids, start, degree, count, fanout, key, replace))
+            found = draw_uniform(indices, ids, start, degree, count, fanout, key, replace)
+            return Sample(*found, degree)
         out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(count, 0, out=out[1:])
         row = torch.repeat_interleave(count, output_size=int(out[-1]))
@@ -107,7 +109,7 @@ def sample_neighbors_torch(
             position.index_copy_(0, places.view(-1), picks.reshape(-1).to(torch.int64))
     edge = start.index_select(0, row)
     edge += position
-    return Sample(out, indices.index_select(0, edge), position, edge)
+    return Sample(out, indices.index_select(0, edge), position, edge, degree)
 
 
 def how_many(drawable: Tensor, fanout: int, replace: bool) -> Tensor:

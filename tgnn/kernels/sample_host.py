@@ -55,29 +55,30 @@ def draw_uniform(
 def _picks(key: int, ids: np.ndarray, degree: np.ndarray, fanout: int, replace: bool) -> np.ndarray:
     """`fanout` positions of every row, ascending: int32 [n, fanout]."""
     draw = _with_replacement if replace else _floyd
-    rows = max(1, MOST_DRAWS // fanout)
-    pieces = [slice(at, at + rows) for at in range(0, len(ids), rows)]
-    return np.concatenate([draw(key, ids[piece], degree[piece], fanout) for piece in pieces])
+    picks, rows = np.empty((len(ids), fanout), np.int32), max(1, MOST_DRAWS // fanout)
+    for at in range(0, len(ids), rows):
+        some = slice(at, at + rows)
+        picks[some] = np.sort(draw(key, ids[some], degree[some], fanout).T, axis=1)
+    return picks
 
 
 def _floyd(key: int, ids: np.ndarray, degree: np.ndarray, fanout: int) -> np.ndarray:
-    """A uniform `fanout`-subset of range(degree) per row, ascending: int32 [n, fanout]; degree > fanout."""
+    """A uniform `fanout`-subset of range(degree) per row: int32 [fanout, n]; degree > fanout."""
     # Draws outermost: each comparison then runs over contiguous memory.
-    bound = (degree - (fanout - 1)) + np.arange(fanout)[:, None]
-    picks = _below(_draws(key, ids, fanout), bound).astype(np.int32)
-    last = (bound - 1).astype(np.int32)
+    last = np.add.outer(np.arange(-fanout, 0, dtype=np.int32), degree.astype(np.int32))
+    picks = _below(_draws(key, ids, fanout), (last + 1).astype(np.uint64)).astype(np.int32)
     same = np.empty(picks.shape, bool)
     for j in range(1, fanout):
         np.equal(picks[:j], picks[j], out=same[:j])
         taken = np.bitwise_or.reduce(same[:j].view(np.uint8), axis=0)
-        # Whatever is taken is below the bound that stands in for it.
+        # Whatever is taken is no larger than the last that stands in for it.
         np.maximum(picks[j], taken * last[j], out=picks[j])
-    return np.sort(picks.T, axis=1)
+    return picks
 
 
 def _with_replacement(key: int, ids: np.ndarray, degree: np.ndarray, fanout: int) -> np.ndarray:
-    """`fanout` uniform draws of range(degree) per row, ascending: int32 [n, fanout]; every degree > 0."""
-    return np.sort(_below(_draws(key, ids, fanout), degree).astype(np.int32).T, axis=1)
+    """`fanout` uniform draws of range(degree) per row: int32 [fanout, n]; every degree > 0."""
+    return _below(_draws(key, ids, fanout), degree.astype(np.uint64)).astype(np.int32)
 
 
 def _draws(key: int, ids: np.ndarray, count: int) -> np.ndarray:
@@ -103,8 +104,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def _below(bits: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """`rng.below`: uniform integers in [0, bound) from uint64 bits, uint64; bound int64 in [1, 2^31)."""
-    bound = bound.astype(np.uint64, copy=False)
+    """`rng.below`: uniform integers in [0, bound) from uint64 bits; bound uint64 in [1, 2^31); changes `bits`."""
     low = np.bitwise_and(bits, np.uint64(0xFFFFFFFF))
     low *= bound
     low >>= _HALF

@@ -84,7 +84,9 @@ def edges_of(graph: list[Tensor], out: Tensor, n_edges: int) -> Sample:
     """A sample whose edges are still to be written."""
     src = torch.empty(n_edges, dtype=graph[1].dtype, device=out.device)
     position, edge = (torch.empty(n_edges, dtype=torch.int64, device=out.device) for _ in range(2))
-    return Sample(out, src, position, edge)
+    indptr, _, rows, _ = graph
+    degree = indptr.index_select(0, rows + 1) - indptr.index_select(0, rows)
+    return Sample(out, src, position, edge, degree)
 
 
 def by_flags(graph: list[Tensor], ends: Tensor, keep: Tensor | None) -> Sample:

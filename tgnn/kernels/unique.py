@@ -93,6 +93,19 @@ class DirectTable:
         put(self._flag, found, False)
         return found
 
+    def count(self, first: Tensor, others: Tensor) -> int:
+        """How many distinct ids `first` [m] and `others` [n] have together (one device sync)."""
+        flag, both = self._flag, (first.to(torch.int64), others.to(torch.int64))
+        for places in both:
+            put(flag, places, True)
+        found = int(torch.count_nonzero(flag))
+        if flag.numel() <= SCAN_SLOTS_PER_ID * others.numel():
+            flag.zero_()
+        else:
+            for places in both:
+                put(flag, places, False)
+        return found
+
     def number_as(self, ids: Tensor) -> None:
         """Number distinct `ids` (int64 [k], in range) from 0 in the order given, for `lookup`."""
         put(self._slot, ids, torch.arange(ids.numel(), dtype=torch.int32, device=ids.device))

@@ -36,6 +36,11 @@ class GCNConv(Layer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @property
+    def reads_features_in_place(self) -> bool:
+        """Where nothing is projected first."""
+        return self.reads_rows_in_place and not self.projects_first
+
     def before_exchange(self, x: Tensor) -> Tensor:
         """The projection where it is narrower than x, else x."""
         return x @ self.weight if self.projects_first else x
@@ -46,10 +51,11 @@ class GCNConv(Layer):
             do = "take the block from a tgnn.Loader, or set its degree_in and degree_out"
             raise wrong("GCNConv block", "no degrees", "the full graph's degrees", do)
         wide = torch.float64 if rows.local.dtype == torch.float64 else torch.float32
-        from_source = block.degree_out.clamp(min=1).to(wide).rsqrt()
+        # Per edge: the sources may be a table of all vertices, of which few are used.
+        from_source = block.degree_out.index_select(0, block.indices).clamp(min=1).to(wide).rsqrt()
         at_destination = block.degree_in.clamp(min=1).to(wide).sqrt() / block.degrees.clamp(min=1)
         # Both factors go into the edges' weights: the sum is rounded once, also in half types.
-        weight = from_source[block.indices] * at_destination[block.dst_rows]
+        weight = from_source * at_destination[block.dst_rows]
         if block.weight is not None:
             weight = weight * block.weight
         out = rows.aggregate(block, weight)

@@ -102,6 +102,11 @@ class Layer(nn.Module):
     """Whether its work grows with the block's edges and destinations only, and it takes destinations that are not the
     first rows: it asks `Rows` for them and for the aggregate, and never for all rows."""
 
+    @property
+    def reads_features_in_place(self) -> bool:
+        """Whether it aggregates straight from rows as they are, so that they may be a table of all vertices."""
+        return self.reads_rows_in_place and type(self).before_exchange is Layer.before_exchange
+
     def before_exchange(self, x: Tensor) -> Tensor:
         """What travels of the owned rows x [n_local, F]: [n_local, D]; the identity unless a layer projects first."""
         return x

@@ -24,7 +24,7 @@ from tgnn.kernels.dropout import dropout
 from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
-from tgnn.nn.layer import Rows, as_layer
+from tgnn.nn.layer import Layer, Rows, as_layer
 from tgnn.nn.norm import NORMS, SyncBatchNorm, make_norm
 from tgnn.nn.sage import SAGEConv
 from tgnn.nn.transformer import TransformerConv
@@ -119,6 +119,9 @@ class GNN(nn.Module):
             )
         self._check_norm(batch)
         x = batch.x
+        if batch.dst_rows is not None and not self.reads_in_place:
+            got, do = "all features in place", "make the loader without in_place"
+            raise wrong("mini-batch", got, "the input rows, which this model changes or projects", do)
         for number, layer in enumerate(self.layers):
             x = self.before_layer(
                 number, x, batch.ids[number], batch.dropout_key(rng.FEATURE_DROPOUT, number)
@@ -133,9 +136,19 @@ class GNN(nn.Module):
                 batch.plans[number], local, batch.comm, batch.exchange_dtype, head=head, room=room
             )
             own, x_dst = (halo.local, halo.head) if unchanged else (x, x[: block.n_dst])
-            out = layer(block, Rows(own, halo.local, halo, key, batch.stage, x_dst))
+            if number == 0 and batch.dst_rows is not None:
+                x_dst = x.index_select(0, batch.dst_rows)
+            local_dst = x_dst if unchanged else None
+            out = layer(block, Rows(own, halo.local, halo, key, batch.stage, x_dst, local_dst))
             x = self.after_layer(number, out, x_dst)
         return x
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether its input layer takes the table of all features as it is: see `Loader`'s in_place."""
+        first = self.layers[0] if len(self.layers) else None
+        kept = self.dropout == 0 or not self.training
+        return kept and isinstance(first, Layer) and first.reads_features_in_place
 
     def _check_norm(self, batch: MiniBatch) -> None:
         # Ranks that sample alone meet the same hidden vertex several times: their common mean would count it as often.

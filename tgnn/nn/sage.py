@@ -54,6 +54,11 @@ class SAGEConv(Layer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @property
+    def reads_features_in_place(self) -> bool:
+        """Where nothing is projected first."""
+        return self.reads_rows_in_place and not self.projects_first
+
     def before_exchange(self, x: Tensor) -> Tensor:
         """The neighbours' projection where it is narrower, the pooled values, or x."""
         if self.fc_pool is not None:

@@ -91,7 +91,7 @@ class CooperativeSampler(NeighborSampler):
             degree_in=topology.indptr[first : end + 1].diff(),
             degree_out=degree_out,
         )
-        return Hop(block, plan, torch.arange(rows, device=indices.device), indices[:0])
+        return Hop(block, plan, torch.arange(rows, device=indices.device), indices[:0], block.n_src)
 
     def _remote(self, distinct: Tensor) -> tuple[Tensor, list[int]]:
         """The ids in `distinct` (ascending) that others own, and how many each of them does."""

@@ -66,7 +66,7 @@ class Tiers:
 
     def load(self, rows: Tensor, device: torch.device, out: Tensor | None = None) -> Tensor:
         """The given rows, int64 [m], on `device`; into `out` where that is given. Returns [m, ...]."""
-        table = self._whole()
+        table = self.whole()
         # Written where it is wanted: a tensor that is made and copied costs more than the gather.
         direct = (
             table is not None and out is not None and table.dtype == self.dtype and table.device == out.device
@@ -81,7 +81,7 @@ class Tiers:
             found = self._of_all_tiers(rows.to(device), device)
         return found.to(self.dtype) if out is None else out.copy_(found)
 
-    def _whole(self) -> Tensor | None:
+    def whole(self) -> Tensor | None:
         """The only tier that has rows, if there is but one."""
         if self.cached == len(self):
             return self._near
@@ -144,6 +144,12 @@ class PartColumn:
             cached = min(len(tiers), budget.device_bytes // share)
             pinned = min(len(tiers) - cached, budget.pinned_bytes // share)
             tiers.place(cached, pinned, device)
+
+    def whole(self, device: torch.device) -> Tensor | None:
+        """All rows [n, ...] as they are kept, where that is one tensor in `dtype` in `device`'s memory."""
+        table = self._tiers[0].whole() if len(self._tiers) == 1 else None
+        fits = table is not None and table.dtype == self._tiers[0].dtype and table.device.type == device.type
+        return table if fits else None
 
     def hits(self, rows: Tensor) -> int:
         """How many of `rows` are in the cache."""

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Loader:
         parallel: str = "split", replicas: int = 1, sampler: str = "uniform", replace: bool = False,
         shuffle: bool = True, seed: int = 0, prefetch: int = 1, feature_cache: int | None = None,
         halo_cache: int | None = 0, dtype: torch.dtype = torch.float32, exchange_dtype: torch.dtype | None = None,
-        graph_placement: str = "auto", comm: Comm | None = None,
+        graph_placement: str = "auto", in_place: bool = False, comm: Comm | None = None,
         stage: Stage = no_stage,
     ) -> None:  # fmt: skip
         """
@@ -65,6 +65,8 @@ class Loader:
             dtype: floating type of the feature rows.
             exchange_dtype: floating type of halo rows on the wire, for example torch.bfloat16; None: the rows' own.
             graph_placement: `device`, `pinned` (host memory that a GPU reads) or `auto`: device where it fits.
+            in_place: where one CPU rank holds all features, hand out the whole table instead of a copy of the input
+                rows, for models that aggregate straight from it (`GNN.reads_in_place`); elsewhere it changes nothing.
             comm: process group; default the current one.
         """
         self.comm = comm or current()
@@ -83,6 +85,9 @@ class Loader:
         self._sampling_comm = self.group if self._stream is None else self.group.duplicate()
         self._auto = (feature_cache is None, halo_cache is None)
         self._place(drawing, feature_cache, halo_cache, graph_placement)
+        self._table = self._features.whole(self.comm.device) if in_place and self._features else None
+        if self.comm.device.type != "cpu" or self.topology.num_rows != self.store.num_vertices:
+            self._table = None
         self._seed_ids, self._seed_new = seeds_of(self.store, split)
 
     def _place(
@@ -239,63 +244,63 @@ class Loader:
             else:
                 new = new.tensor_split(self.comm.ranks)[self.comm.rank]
             rows = (new - self.topology.first).to(self.comm.device)
-        hops = self.sampler.sample(rows, self.fanouts, epoch, step)
+        hops = self.sampler.sample(rows, self.fanouts, epoch, step, self._table is not None)
         ready = self._load(hops, rows, batch.numel(), epoch, step)
         ready.work["exchange_bytes"] = self._sampling_comm.bytes_sent - sent
         return ready
 
     def _load(self, hops: list[Hop], seeds: Tensor, global_seeds: int, epoch: int, step: int) -> MiniBatch:
         with self.stage("load"):
-            original = self.topology.original_id
-            ids = [original.index_select(0, hops[0].rows), *(hop.block.dst_id for hop in hops)]
-            x, room = self._input_rows(hops[0])
+            given = self._input(hops[0])
             y = None if self._labels is None else self._labels.load(seeds, self.comm.device)
-        cached = hops[0].cached
-        if cached.numel():
-            ids[0] = torch.cat([ids[0], self.halo_cache.original_id[cached]])
-        rows = hops[0].rows
+        plans, cached = [hop.plan for hop in hops], hops[0].cached.numel()
+        read = 0 if given.x is None else hops[0].used - plans[0].n_halo - cached
         work = {
             "seeds": seeds.numel(),
             "edges": sum(hop.block.n_edges for hop in hops),
-            "input_rows": hops[0].block.n_src,
-            "feature_rows_loaded": 0 if x is None else rows.numel(),
-            "feature_cache_rows": 0 if x is None else self._features.hits(rows),
-            "halo_rows": sum(hop.plan.n_halo for hop in hops),
-            "halo_cache_rows": cached.numel(),
+            "input_rows": hops[0].used,
+            "feature_rows_loaded": read,
+            "feature_cache_rows": read if given.hits is None else given.hits,
+            "halo_rows": sum(plan.n_halo for plan in plans),
+            "halo_cache_rows": cached,
         }
-        blocks, plans = [hop.block for hop in hops], [hop.plan for hop in hops]
+        ids = [given.ids, *(hop.block.dst_id for hop in hops)]
         return MiniBatch(
-            blocks,
-            plans,
-            ids,
-            x,
-            y,
-            global_seeds,
-            self._exchange_comm,
-            self.seed,
-            epoch,
-            step,
-            work,
-            self.stage,
-            self.exchange_dtype,
-            room,
-        )
+            [hop.block for hop in hops], plans, ids, given.x, y, global_seeds, self._exchange_comm, self.seed, epoch,
+            step, work, self.stage, self.exchange_dtype, given.dst_rows, given.room,
+        )  # fmt: skip
 
-    def _input_rows(self, hop: Hop) -> tuple[Tensor | None, Tensor | None]:
-        """Features of the input rows, [rows + cached, F]: this rank's own, then copies of other ranks'; and `room`."""
-        features, device = self._features, self.comm.device
-        if features is None:
-            return None, None
+    def _input(self, hop: Hop) -> _Input:
+        """The input rows: this rank's own, then copies of other ranks'; or the whole table."""
+        features, original, device = self._features, self.topology.original_id, self.comm.device
+        if self._table is not None:
+            return _Input(self._table, original, dst_rows=hop.rows)
+        ids = original.index_select(0, hop.rows)
         own, cached = hop.rows.numel(), hop.cached.numel()
+        if cached:
+            ids = torch.cat([ids, self.halo_cache.original_id[hop.cached]])
+        if features is None:
+            return _Input(None, ids, 0)
+        hits = features.hits(hop.rows)
         spare = hop.plan.n_halo if self._exchange_comm.shares_memory else 0
         if not cached and not spare:
-            return features.load(hop.rows, device), None
+            return _Input(features.load(hop.rows, device), ids, hits)
         room = features.empty(own + cached + spare, device)
         features.load(hop.rows, device, out=room[:own])
         if cached:
             torch.index_select(self.halo_cache.rows, 0, hop.cached, out=room[own : own + cached])
         # `.data`: what is written behind x later is no change of x to autograd.
-        return room[: own + cached].data, room if spare else None
+        return _Input(room[: own + cached].data, ids, hits, room=room if spare else None)
+
+
+class _Input(NamedTuple):
+    """Rows of the input layer (features, original ids), how many were cached (None: all); `MiniBatch` has the rest."""
+
+    x: Tensor | None
+    ids: Tensor
+    hits: int | None = None
+    room: Tensor | None = None
+    dst_rows: Tensor | None = None
 
 
 def opened_store(store: Store | str | os.PathLike, comm: Comm) -> Store:

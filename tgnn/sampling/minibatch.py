@@ -55,6 +55,9 @@ class MiniBatch:
     stage: Stage = no_stage
     exchange_dtype: torch.dtype | None = None
     """Number format of halo rows on the wire; None: the rows' own."""
+    dst_rows: Tensor | None = None
+    """Where the loader reads features in place: the rows of `x`, then the whole table [N, F], that are the input
+    layer's destinations, int64 [n_dst]; `ids[0]` are the original ids of all its rows."""
     room: Tensor | None = None
     """[n_src, F] of the input layer: `x`, and room for its halo rows behind it; None where they have none."""
     ready: Any = None
@@ -71,7 +74,7 @@ class MiniBatch:
             yield from (value for value in vars(block).values() if isinstance(value, Tensor))
         yield from (plan.send_rows for plan in self.plans)
         yield from self.ids
-        yield from (value for value in (self.x, self.y) if value is not None)
+        yield from (value for value in (self.x, self.y, self.dst_rows) if value is not None)
 
     def dropout_key(self, purpose: int, layer: int) -> int:
         """The key of a layer's dropout in this step; `purpose` is rng.FEATURE_DROPOUT or rng.ATTENTION_DROPOUT."""

@@ -29,12 +29,14 @@ class Hop:
     """One hop: its block, how the block's halo rows arrive, and the rows that feed it.
 
     Sources of the block: `rows` (local rows, int64), then rows `cached` of the halo cache (int64), then what arrives.
+    `used` of them are sources of edges or destinations: all, but for a hop in place.
     """
 
     block: Block
     plan: ExchangePlan
     rows: Tensor
     cached: Tensor
+    used: int
 
 
 @dataclass(eq=False)
@@ -77,21 +79,30 @@ class NeighborSampler:
         if sampler == "weighted":
             self._weights = DrawWeights.of(topology.indptr, topology.edge_weight, replace)
 
-    def sample(self, rows: Tensor, fanouts: Sequence[int], epoch: int, step: int) -> list[Hop]:
-        """Sample from seeds `rows` (distinct local rows, int64) outward; returns the hops, input layer first."""
+    def sample(
+        self, rows: Tensor, fanouts: Sequence[int], epoch: int, step: int, in_place: bool = False
+    ) -> list[Hop]:
+        """Sample from seeds `rows` (distinct local rows, int64) outward; returns the hops, input layer first.
+
+        `in_place`: the input layer's sources are all rows of the topology, instead of those that it draws.
+        """
         hops: list[Hop] = []
         for number, fanout in enumerate(fanouts):
             of_hop = () if self.sampler == "labor-dependent" else (number,)
             key = rng.stream(self.seed, rng.SAMPLING, epoch, step, *of_hop)
-            hop = self.hop(rows, fanout, key, is_input=number == len(fanouts) - 1)
+            is_input = number == len(fanouts) - 1
+            hop = self.hop(rows, fanout, key, is_input, in_place and is_input)
             hops.insert(0, hop)
             rows = hop.rows
         return hops
 
-    def hop(self, frontier: Tensor, fanout: int, key: int, is_input: bool = False) -> Hop:
+    def hop(
+        self, frontier: Tensor, fanout: int, key: int, is_input: bool = False, in_place: bool = False
+    ) -> Hop:
         """Draw in-edges of `frontier` (distinct local rows, int64), -1 for all, and number their sources.
 
         The sources of the input hop (`is_input`) are read as features: no further in-edges of theirs are drawn.
+        `in_place` numbers nothing: a source is called by its row, and the destinations are rows `frontier`.
         """
         topology = self.topology
         with self.stage("sample"):
@@ -100,28 +111,40 @@ class NeighborSampler:
                 topology.indptr, topology.indices, frontier, ids, fanout, key, self.replace, weights=self._weights,
                 source_id=self._source_id,
             )  # fmt: skip
-            found = self._connect(frontier, drawn, is_input)
+            if in_place:
+                found, degree_out = self._connect_in_place(frontier, drawn), topology.degree_out
+                used = self._table.count(frontier, drawn.src)
+            else:
+                found = self._connect(frontier, drawn, is_input)
+                degree_out = topology.degree_out.index_select(0, found.new_id)
+                used = degree_out.numel()
             weight = self._edge_weight(drawn.edge)
             if self._weights is not None:  # the draw counted the edges' own weights already
                 weight = self._weights.of_drawn(frontier, fanout, drawn.indptr, drawn.edge)
             block = Block(
                 indptr=drawn.indptr,
                 indices=found.indices,
-                n_src=found.new_id.numel(),
+                n_src=degree_out.numel(),
                 weight=weight,
                 position=drawn.position,
                 dst_id=ids,
-                degree_in=topology.indptr.index_select(0, frontier + 1)
-                - topology.indptr.index_select(0, frontier),
-                degree_out=topology.degree_out.index_select(0, found.new_id),
+                degree_in=drawn.degree,
+                degree_out=degree_out,
             )
-        return Hop(block, found.plan, found.rows, found.cached)
+        return Hop(block, found.plan, found.rows, found.cached, used)
 
     def _edge_weight(self, edge: Tensor) -> Tensor | None:
         weight = self.topology.edge_weight
         if weight is None or not self.topology.is_pinned:
             return None if weight is None else weight.index_select(0, edge)
         return gather(weight.new_empty(0, device=edge.device), edge, weight)
+
+    def _connect_in_place(self, frontier: Tensor, drawn: Sample) -> Connection:
+        topology = self.topology
+        if topology.num_rows != topology.offsets[-1]:
+            raise ValueError("a hop in place: got one part of several, expected the whole graph")
+        plan, none = ExchangePlan.none(topology.num_rows), frontier[:0]
+        return Connection(frontier, drawn.src, plan, none, none)
 
     def _connect(self, frontier: Tensor, drawn: Sample, is_input: bool) -> Connection:
         first = self.topology.first

@@ -93,18 +93,18 @@ class Trainer:
         self.metric = check_run(store, config)
         set_backend(config.backend)
         self.dtype, self.clock = DTYPES[config.dtype], StageClock()
+        self.model = build_model(config, store).to(self.comm.device)
         self.loader = Loader(
             store, config.fanouts, config.batch_size, parallel=config.parallel, sampler=config.sampler,
             replicas=config.replicas, replace=config.replace, seed=config.seed, prefetch=config.prefetch,
             feature_cache=size_in_bytes(config.feature_cache), halo_cache=size_in_bytes(config.halo_cache),
             dtype=self.dtype, exchange_dtype=exchange_dtype(config), graph_placement=config.graph_placement,
-            stage=self.clock.stage,
+            stage=self.clock.stage, in_place=self.model.reads_in_place,
         )  # fmt: skip
         # Every group of ranks holds the whole graph, and evaluates it alike.
         self.group = self.loader.group
         how = {"chunk_edges": config.inference_edges, "dtype": self.dtype}
         self.inference = LayerwiseInference(store, self.group, **how)
-        self.model = build_model(config, store).to(self.comm.device)
         self.optimizer = build_optimizer(config, self.model)
         self.run_dir = run_dir
         self.log = RunLog(run_dir) if run_dir is not None and self.comm.rank == 0 else None
