@@ -101,7 +101,8 @@ def train(args: argparse.Namespace, ranks: int, mode: str) -> dict[str, Any]:
         "model": args.model, "hidden": args.hidden // 4 if args.model == "gat" else args.hidden, "seed": args.seed,
         "fanouts": ",".join(map(str, args.fanouts)), "batch-size": args.batch_size, "dtype": args.dtype,
         "epochs": args.epochs, "eval-every": args.epochs, "ranks": ranks, "parallel": mode, "progress": "never",
-        "device": "cpu",
+        # As the other systems do it.
+        "dropout": 0, "device": "cpu",
     }  # fmt: skip
     command = [sys.executable, "-m", "tgnn.train", args.data]
     command += [f"--{name}={value}" for name, value in options.items()]
@@ -131,9 +132,10 @@ def _peers(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     dataset = load_dataset(args.data)
     model = build_model(args, dataset)
-    ours = Ours(args, prepare(dataset, 1), model)
+    store = prepare(dataset, 1)
+    ours = Ours(args, store, model)
     peers = [make_peer(name, dataset, args.fanouts, model) for name in args.against]
-    checked(peers, dataset, ours, args)
+    checked(peers, dataset, ours, args, store)
     seeds = [batch.seeds for batch in ours.loader.iterate(0)]
     return {peer.name: partial(_peer_epoch, Theirs(peer, ours), seeds) for peer in peers}
 

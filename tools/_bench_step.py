@@ -68,7 +68,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 class Ours:
     """tgnn's training loop, one step at a time, with what other systems are given of it."""
 
-    def __init__(self, args: argparse.Namespace, store: Store, model: GNN | None) -> None:
+    def __init__(
+        self, args: argparse.Namespace, store: Store, model: GNN | None, in_place: bool = True
+    ) -> None:
+        """`in_place`: let a model that can do so aggregate straight from the table of features."""
         self.dtype = DTYPES[getattr(args, "dtype", "float32")]
         self.now = CLOCKS[getattr(args, "clock", "wall")]
         self.clock = StageClock(self.now)
@@ -80,7 +83,7 @@ class Ours:
             prefetch=0,
             stage=self.clock.stage,
             dtype=self.dtype,
-            in_place=model is not None and model.reads_in_place,
+            in_place=in_place and model is not None and model.reads_in_place,
         )
         self.model, self.task = model, store.task
         if model is not None:
@@ -160,10 +163,16 @@ def _staged(clock: StageClock) -> dict[str, float]:
     return {**seconds, "sample": seconds["sample"] + seconds["split"]}
 
 
-def checked(peers: Sequence[Peer], dataset: Dataset, ours: Ours, args: argparse.Namespace) -> None:
+def checked(
+    peers: Sequence[Peer], dataset: Dataset, ours: Ours, args: argparse.Namespace, store: Store
+) -> None:
     """Mismatch where a peer does other work; of tgnn in bfloat16, where its logits are far from float32's."""
-    batches = [ours.next() for _ in range(CHECKED_BATCHES)]
-    ours.batch = batches[0]
+    copies = Ours(args, store, ours.model, in_place=False)
+    batches = [copies.next() for _ in range(CHECKED_BATCHES)]
+    ours.batch = ours.next()
+    if ours.batch.dst_rows is not None:
+        with torch.no_grad(), mixed_precision(ours.dtype, "cpu"):
+            same("logits of rows in place", ours.model(ours.batch), ours.model(batches[0]), 0.0)
     for peer in peers:
         same_samples(peer, dataset, args.fanouts, batches)
         if ours.model is not None:
@@ -182,8 +191,9 @@ def run(args: argparse.Namespace) -> Report:
     dataset = load_dataset(args.data)
     model = build_model(args, dataset)
     peers = [make_peer(name, dataset, args.fanouts, model) for name in args.against]
-    ours = Ours(args, prepare(dataset, 1), model)
-    checked(peers, dataset, ours, args)
+    store = prepare(dataset, 1)
+    ours = Ours(args, store, model)
+    checked(peers, dataset, ours, args, store)
     systems: dict[str, Any] = {OURS: ours.step}
     systems |= {peer.name: Theirs(peer, ours).step for peer in peers}
     work = work_of(model, ours.batch, ours.dtype)
@@ -231,8 +241,8 @@ def _notes(args: argparse.Namespace, ours: Ours, rates: dict[str, float]) -> lis
     ]
     if args.against:
         notes.append(
-            f"Before timing: logits and input gradients equal to {OUTPUT_TOLERANCE:g} on the same blocks, every "
-            "destination's number of in-edges equal, edges and rows of a layer within 1 %."
+            f"Before timing: logits, and input gradients in float64, equal to {OUTPUT_TOLERANCE:g} on the same blocks, "
+            "every destination's number of in-edges equal, edges and rows of a layer within 1 %."
         )
     if args.against and args.dtype != "float32":
         notes.append("tgnn has rows in bfloat16 over float32 weights; the others stay in float32.")
@@ -247,8 +257,9 @@ def run_sampling(args: argparse.Namespace) -> Report:
     """Check that all sample alike, then time sampling in turns."""
     dataset = load_dataset(args.data)
     peers = [make_peer(name, dataset, args.fanouts, None) for name in args.against]
-    ours = Ours(args, prepare(dataset, 1), None)
-    checked(peers, dataset, ours, args)
+    store = prepare(dataset, 1)
+    ours = Ours(args, store, None)
+    checked(peers, dataset, ours, args, store)
     systems: dict[str, Any] = {OURS: ours.sample}
     systems |= {peer.name: Theirs(peer, ours).sample for peer in peers}
     times = take_turns(systems, args.rounds, args.warmup)

@@ -40,7 +40,7 @@ def work_of(model: GNN, batch: MiniBatch, dtype: torch.dtype) -> Work:
         flops += passes * sum(2.0 * rows * layer.in_features * layer.out_features for rows in products)
         once = (block.n_edges + block.n_dst) * width * dtype.itemsize
         moved += once if number == 0 and width == layer.in_features else 2 * once
-    return Work(flops, moved + batch.blocks[0].n_src * batch.x.shape[1] * dtype.itemsize)
+    return Work(flops, moved + batch.work["input_rows"] * batch.x.shape[1] * dtype.itemsize)
 
 
 def _products(layer: torch.nn.Module, block: Block) -> tuple[list[int], int]:
