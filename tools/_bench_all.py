@@ -33,15 +33,23 @@ LIST: dict[str, tuple[str, str]] = {
     "inference-gcn": ("inference rmat:18 --model gcn {dgl}", "inference rmat:14 --model gcn --rounds 3 {dgl}"),
     "inference-gat": ("inference rmat:18 --model gat {dgl}", "inference rmat:14 --model gat --rounds 3 {dgl}"),
     "epoch-community": (
-        "epoch community --fanouts 10,10,10 --ranks 1,2 {dgl}",
-        "epoch community:20000 --fanouts 10,10,10 --batch-size 256 --rounds 1 {dgl}",
+        "epoch community --fanouts 10,10,10 --batch-size 4096 --ranks 1,2 --rounds 5",
+        "epoch community:20000 --fanouts 10,10,10 --batch-size 256 --rounds 1",
     ),
     "epoch-community-cache": (
-        "epoch community --fanouts 10,10,10 --ranks 2 --train-options='--halo-cache 20MiB --exchange-dtype bfloat16'",
+        "epoch community --fanouts 10,10,10 --batch-size 4096 --ranks 2 "
+        "--train-options='--halo-cache 20MiB --exchange-dtype bfloat16'",
         "epoch community:20000 --fanouts 10,10,10 --batch-size 256 --rounds 1 --ranks 2 "
         "--train-options='--halo-cache 2MiB --exchange-dtype bfloat16'",
     ),
-    "epoch-rmat": ("epoch rmat:18 --ranks 1,2", "epoch rmat:14 --batch-size 256 --rounds 1"),
+    "epoch-rmat": (
+        "epoch rmat:18 --fanouts 10,10,10 --batch-size 4096 --ranks 1,2 --rounds 5",
+        "epoch rmat:14 --batch-size 256 --rounds 1",
+    ),
+    "epoch-rmat-cache": (
+        "epoch rmat:18 --fanouts 10,10,10 --batch-size 4096 --ranks 2 --train-options='--halo-cache auto'",
+        "epoch rmat:14 --batch-size 256 --rounds 1 --ranks 2 --train-options='--halo-cache auto'",
+    ),
     "redundancy-rmat": ("redundancy rmat:18 --run {dgl}", "redundancy rmat:14 --batch-size 128 --run {dgl}"),
     "redundancy-community": (
         "redundancy community --fanouts 10,10,10 --run",
@@ -54,7 +62,7 @@ LIST: dict[str, tuple[str, str]] = {
         "partition rmat:18 --fanouts 5,10,15 --batch-size 4096 {dgl}",
         "partition rmat:14 --fanouts 5,10,15 --batch-size 512 {dgl}",
     ),
-    "scale": ("scale --scales 18,20,22,24", "scale --scales 12,14,16 --steps 10"),
+    "scale": ("scale --scales 18,20,22,24 --features 32", "scale --scales 12,14,16 --steps 10"),
 }  # fmt: skip
 
 

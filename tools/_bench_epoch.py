@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ SUMMARY = "wall clock of epochs over ranks and modes, with the stage table"
 SHOWN = ("sample", "split", "load", "wait", "forward", "backward", "update")
 LOSS_TOLERANCE = 1e-3
 """Between modes after the same steps, of the loss: float32 sums differ in order and Adam amplifies that."""
+UNCOUNTED = 2
+"""First epochs of a run, in which memory is touched for the first time."""
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("split", "data")
 
@@ -51,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--modes", type=listed(str), default=list(MODES), help="of several ranks (split,data)"
     )
-    parser.add_argument("--epochs", type=int, default=2, help="epochs of a run; the first is not counted (2)")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs of a run; two are not counted (6)")
     parser.add_argument("--train-options", default="", metavar="'--halo-cache 8MiB'",
                         help="further options of python -m tgnn.train for runs of several ranks")  # fmt: skip
     add_output_options(parser)
@@ -87,8 +90,8 @@ def check(args: argparse.Namespace) -> None:
         raise wrong("--modes", ", ".join(unknown) or "none", "some of split, data", "correct the list")
     if not args.ranks or min(args.ranks) < 1:
         raise wrong("--ranks", args.ranks, "numbers of at least 1", "correct the list")
-    if args.epochs < 2:
-        raise wrong("--epochs", args.epochs, "at least 2, as the first one is not counted", "raise it")
+    if args.epochs <= UNCOUNTED:
+        raise wrong("--epochs", args.epochs, f"more than {UNCOUNTED}, which are not counted", "raise it")
 
 
 def _name(ranks: int, mode: str) -> str:
@@ -120,9 +123,9 @@ def train(args: argparse.Namespace, ranks: int, mode: str) -> dict[str, Any]:
                 f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()}"
             )
         found = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
-    last = found[-1]
-    seconds = {name: last["seconds"][name] for name in SHOWN}
-    seconds["total"] = last["seconds"]["total"] - last["seconds"]["eval"]
+    last, counted = found[-1], [line["seconds"] for line in found[UNCOUNTED:]]
+    seconds = {name: statistics.median(line[name] for line in counted) for name in SHOWN}
+    seconds["total"] = statistics.median(line["total"] - line["eval"] for line in counted)
     return {"seconds": seconds, "work": last["work"], "loss": last["loss"], "memory": last["memory"]}
 
 
@@ -181,11 +184,34 @@ def report(args: argparse.Namespace, times: dict[str, Any], lines: dict[str, Any
         Table(["run", *SHOWN], stages, "Seconds by stage (rank 0's issuing thread)"),
         Table(["run", "loss", *WORK, "exchanged MB", "balance"], work, "Work of an epoch"),
     ]
-    notes = [f"p50 (p20-p80) of {args.rounds} runs in turn, epoch {args.epochs} of each, evaluation left out; losses "
-             f"equal to {LOSS_TOLERANCE:g}."]  # fmt: skip
+    notes = [
+        f"p50 (p20-p80) of {args.rounds} runs in turn, of each the median epoch from {UNCOUNTED + 1} to {args.epochs}, "
+        f"evaluation left out; losses equal to {LOSS_TOLERANCE:g}.",
+        *_split_against_data(args, times, results),
+    ]
     if args.train_options:
         notes.append(f"Several ranks with {args.train_options}.")
     return Report(f"An epoch of {args.model} on {args.data}", tables, notes, results, bars, "s")
+
+
+def _split_against_data(
+    args: argparse.Namespace, times: dict[str, Any], results: dict[str, Any]
+) -> list[str]:
+    """How much faster split is than data on as many ranks; what split waits for its halo counts as computing."""
+    notes = []
+    for ranks in args.ranks:
+        split, data = (times.get(_name(ranks, mode)) for mode in MODES)
+        if ranks == 1 or not split or not data:
+            continue
+        computed = [[{"total": sum(one[stage] for stage in ("forward", "backward", "wait"))} for one in rounds]
+                    for rounds in (split, data)]  # fmt: skip
+        whole, part = ratio(split, data), ratio(*computed)
+        results[_name(ranks, MODES[0])] |= {"against_data": whole, "forward_backward_against_data": part}
+        notes.append(
+            f"{ranks} ranks: data takes {whole:.2f} times as long as split, its forward and backward {part:.2f} times "
+            "as long, where split's wait for rows counts among them."
+        )
+    return notes
 
 
 WORK = ("edges", "feature_rows_loaded", "halo_rows", "halo_cache_rows")

@@ -89,7 +89,7 @@ def sample_neighbors_torch(
     else:
         drawable = degree if weights is None else weights.drawable.index_select(0, rows)
         count = how_many(drawable, fanout, replace)
-        if weights is None and rows.device.type == "cpu":
+        if weights is None and _on_cpu(rows):
             found = draw_uniform(indices, ids, start, degree, count, fanout, key, replace)
             return Sample(*found, degree)
         out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
@@ -110,6 +110,10 @@ def sample_neighbors_torch(
     edge = start.index_select(0, row)
     edge += position
     return Sample(out, indices.index_select(0, edge), position, edge, degree)
+
+
+def _on_cpu(rows: Tensor) -> bool:
+    return rows.device.type == "cpu"
 
 
 def how_many(drawable: Tensor, fanout: int, replace: bool) -> Tensor:

@@ -38,7 +38,7 @@ def _named(what: str, rank: int) -> Iterator[None]:
     """Turn a failure inside a collective into a `CommError` that names it."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise CommError(f"{what} failed on rank {rank}: {error}") from error
 
 
@@ -52,16 +52,13 @@ class Arriving:
 
     def wait(self) -> Tensor:
         """The rows [n, ...], once they may be read (on a GPU: once the current stream will wait for them)."""
-        if self._handle is not None:
-            with _named(self._what, self._rank):
+        if self._rows is None:
+            raise ValueError("rows that arrived: got a second wait(), expected one; keep what the first gave")
+        with _named(self._what, self._rank):
+            if self._handle is not None:
                 self._handle.wait()
-                self._handle = None
-        rows, self._rows = self._rows, _taken
-        return rows()
-
-
-def _taken() -> Tensor:
-    raise RuntimeError("rows that arrived: got a second wait(), expected one; keep what the first gave")
+            rows, self._rows, self._handle = self._rows, None, None
+            return rows()
 
 
 class Comm:
@@ -73,7 +70,7 @@ class Comm:
         backend: "single" (one rank, no process group), "gloo" or "nccl".
         bytes_sent: payload bytes handed to `all_to_all_rows` for *other* ranks since the start.
 
-    Every method but `close` is a collective: all ranks call it, in the same order.
+    Every method but `close` and `new_rows` is a collective: all ranks call it, in the same order.
     A failure in one raises `CommError`.
     """
 
@@ -183,7 +180,7 @@ class Comm:
         with _named(what, self.rank):
             heard, handle = self._shared.send(send, send_counts)
             handle.wait()
-        return self._shared.receive(heard, send.shape[1:], send.dtype), self._shared.counts(heard)
+            return self._shared.receive(heard, send.shape[1:], send.dtype), self._shared.counts(heard)
 
     def start_all_to_all_rows(
         self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]

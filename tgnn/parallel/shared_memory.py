@@ -13,6 +13,7 @@ import itertools
 import math
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 
@@ -34,7 +35,9 @@ class _Segment:
 
     def __init__(self, number: int, descriptor: int, capacity: int, ranks: int) -> None:
         self.number, self.descriptor, self.capacity = number, descriptor, capacity
-        memory = np.frombuffer(mmap.mmap(descriptor, header_bytes(ranks) + capacity), np.uint8)
+        # A mapping needs no descriptor of its own, but gets one before Python 3.13.
+        options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        memory = np.frombuffer(mmap.mmap(descriptor, header_bytes(ranks) + capacity, **options), np.uint8)
         self.in_use = memory[: 8 * ranks].view(np.int64)
         self.rows = memory[header_bytes(ranks) :]
         self.address = self.rows.ctypes.data
