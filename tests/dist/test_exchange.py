@@ -134,6 +134,7 @@ def check_exchange() -> dict:
     plan = plan_for(comm, random_wishes(comm.rank, sizes), sizes[comm.rank])
     check_narrow_wire(comm, plan)
     check_without_gradient(comm, plan)
+    check_room_used_twice(comm, plan)
     return {"halo_rows": plan.n_halo, "plan": plan, **strided_gradients(comm, plan)}
 
 
@@ -225,6 +226,24 @@ def check_without_gradient(comm: Comm, plan: ExchangePlan) -> None:
     assert halo.shape == (0, 2)
     halo.sum().backward()
     same(x.grad, torch.zeros(4, 2))
+
+
+def check_room_used_twice(comm: Comm, plan: ExchangePlan) -> None:
+    """Two models read one batch: the halo rows come into the same room, and both backward passes still hold."""
+    room = torch.zeros(plan.n_local + plan.n_halo, 2)
+    x = room[: plan.n_local].data
+    x += 1.0 + comm.rank
+    weights = [torch.full((2,), 3.0 + number, requires_grad=True) for number in range(2)]
+    total = torch.zeros(())
+    for weight in weights:
+        rows = start_exchange(plan, x, comm, room=room).behind(x)
+        assert rows is room
+        total = total + (rows * weight).square().sum()
+    total.backward()
+    owner = torch.repeat_interleave(torch.arange(comm.ranks), torch.tensor(plan.recv_counts))
+    squares = plan.n_local * (1.0 + comm.rank) ** 2 + float((1.0 + owner).square().sum())
+    for number, weight in enumerate(weights):
+        same(weight.grad, torch.full((2,), 2 * (3.0 + number) * squares))
 
 
 def ring_loss(x: Tensor, weight: Tensor, seeds: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
 import pytest
 import torch
@@ -54,3 +56,34 @@ def test_each_keeps_the_order_and_raises():
                 host.each(lambda n: 1 // (n - 7), range(20))
     finally:
         torch.set_num_threads(before)
+
+
+def nested() -> list[list[int]]:
+    return host.each(lambda n: host.each(lambda m: n * m, range(3)), range(4))
+
+
+def test_each_works_inside_itself_and_in_a_forked_child():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert nested() == [[n * m for m in range(3)] for n in range(4)]
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if nested()[3] == [0, 3, 6] else 1)
+        for _ in range(200):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.05)
+        else:
+            os.kill(child, 9)
+        assert ended and status == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_graph_whose_rows_end_beyond_its_edges_is_refused():
+    indptr, indices = graph(torch.int32)
+    with pytest.raises(IndexError, match="one per edge"):
+        rows = torch.arange(3)
+        sample_neighbors(indptr, indices[:-1], rows, rows, 2, KEY)

@@ -72,9 +72,11 @@ def test_same_bits_as_a_copy_of_the_rows(store: Store, kind: str, hidden: int, a
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_the_same_work_is_counted(store: Store, replace: bool):
-    batches = [list(Loader(store, FANOUTS, 40, in_place=flag, replace=replace)) for flag in (False, True)]
+@pytest.mark.parametrize(
+    "options", [{}, {"replace": True}, {"feature_cache": 0}, {"sampler": "labor"}], ids=str
+)
+def test_the_same_work_is_counted(store: Store, options: dict):
+    batches = [list(Loader(store, FANOUTS, 40, in_place=flag, **options)) for flag in (False, True)]
     for copied, in_place in zip(*batches, strict=True):
         assert copied.work == in_place.work
         assert copied.work["input_rows"] == len(copied.ids[0])

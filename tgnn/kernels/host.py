@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -9,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+NAME = "tgnn-host"
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
@@ -19,9 +22,21 @@ def each(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     the lock on takes tenths of a millisecond.
     """
     threads = torch.get_num_threads()
-    return list(map(work, items) if threads == 1 else _pool(threads).map(work, items))
+    # Inside a piece of another call there is no thread left to wait for.
+    alone = threads == 1 or threading.current_thread().name.startswith(NAME)
+    return list(map(work, items) if alone else _pool(threads).map(work, items))
+
+
+def share(size: int) -> int:
+    """A thread's share of a bound on what is held at once."""
+    return max(1, size // torch.get_num_threads())
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="tgnn-host")
+    return ThreadPoolExecutor(threads, thread_name_prefix=NAME)
+
+
+# A forked child has the pool, but none of its threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

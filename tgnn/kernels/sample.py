@@ -90,6 +90,11 @@ def sample_neighbors_torch(
         drawable = degree if weights is None else weights.drawable.index_select(0, rows)
         count = how_many(drawable, fanout, replace)
         if weights is None and _on_cpu(rows):
+            # NumPy takes what it is told to without asking.
+            if int(indptr[-1]) > indices.numel():
+                raise IndexError(
+                    f"indptr: got an end of {int(indptr[-1])}, expected {indices.numel()}, one per edge"
+                )
             found = draw_uniform(indices, ids, start, degree, count, fanout, key, replace)
             return Sample(*found, degree)
         out = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)

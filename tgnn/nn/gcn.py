@@ -51,11 +51,15 @@ class GCNConv(Layer):
             do = "take the block from a tgnn.Loader, or set its degree_in and degree_out"
             raise wrong("GCNConv block", "no degrees", "the full graph's degrees", do)
         wide = torch.float64 if rows.local.dtype == torch.float64 else torch.float32
-        # Per edge: the sources may be a table of all vertices, of which few are used.
-        from_source = block.degree_out.index_select(0, block.indices).clamp(min=1).to(wide).rsqrt()
+        # The sources may be a table of all vertices, of which few are used.
+        per_edge = block.n_src > block.n_edges
+        degree = block.degree_out.index_select(0, block.indices) if per_edge else block.degree_out
+        from_source = degree.clamp(min=1).to(wide).rsqrt()
         at_destination = block.degree_in.clamp(min=1).to(wide).sqrt() / block.degrees.clamp(min=1)
         # Both factors go into the edges' weights: the sum is rounded once, also in half types.
-        weight = from_source * at_destination[block.dst_rows]
+        if not per_edge:
+            from_source = from_source.index_select(0, block.indices)
+        weight = from_source * at_destination.index_select(0, block.dst_rows)
         if block.weight is not None:
             weight = weight * block.weight
         out = rows.aggregate(block, weight)

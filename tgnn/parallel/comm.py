@@ -290,10 +290,12 @@ class Comm:
 
     def close(self) -> None:
         """Leave the process group; only a new `initialise` gives another. Harmless on one rank."""
+        for comm in (self, *self._replicas.values()):
+            if comm._shared is not None:
+                comm._shared.close()
+                comm._shared = None
         if self.backend != "single" and dist.is_initialized():
             dist.destroy_process_group(self._group)
-            if self._shared is not None:
-                self._shared.close()
         self.backend = "single"
 
     def _check_rows(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> None:

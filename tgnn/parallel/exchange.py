@@ -96,7 +96,8 @@ class Halo:
         room = self._room
         if room is None or rows.data_ptr() != room.data_ptr():
             return torch.cat([rows, self.wait()])
-        room[len(rows) :] = self.wait()
+        # `.data`: a second use of the batch writes the same rows, which is no change to autograd.
+        room.data[len(rows) :] = self.wait()
         return room
 
 
@@ -210,26 +211,12 @@ class _Gather(torch.autograd.Function):
         wide = torch.float32 if journey.dtype in (torch.float16, torch.bfloat16) else journey.dtype
         if grad_local is None:
             total = torch.zeros(ctx.shape, dtype=wide, device=journey.comm.device)
-        else:
-            total = grad_local.to(wide, copy=not _is_sole(grad_local))
+        else:  # it may belong to another node as well
+            total = grad_local.to(wide, copy=True)
         if grad_head is not None:
             total[: ctx.head] += grad_head
         journey.add_returned(total)
         return total.to(journey.dtype), None, None
-
-
-def _is_sole(grad: Tensor) -> bool:
-    """Whether nothing else refers to this gradient or its memory, so that it may be added to in place.
-
-    By the counts that autograd's engine itself goes by when it adds gradients up; a copy is made wherever they are not
-    told.
-    """
-    try:
-        holders = grad._use_count(), torch._C._storage_Use_Count(grad.untyped_storage()._cdata)
-    except (AttributeError, TypeError):
-        return False
-    # The storage is held by the tensor and by the handle that asked.
-    return holders == (1, 2) and not grad._is_view() and grad.is_contiguous()
 
 
 class _Receive(torch.autograd.Function):

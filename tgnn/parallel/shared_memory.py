@@ -9,11 +9,13 @@ killed.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import mmap
 import os
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -23,33 +25,37 @@ import torch.distributed as dist
 from torch import Tensor
 
 ALIGNMENT = 64
-# Segments are kept for the next message up to this many bytes; what a larger one needs goes back when it is read.
-MOST_KEPT_BYTES = 1 << 28
+# Idle segments are kept for the next message up to this many bytes together; larger ones go back when they are read.
+MOST_KEPT_BYTES = 1 << 29
+# A rank that holds on to more messages than this gets copies from then on: each takes a descriptor.
+MOST_HELD = 64
 # Says no where it is 0 on any rank, e.g. to measure what this is worth.
 VARIABLE = "TGNN_SHARED_MEMORY"
 _TOKEN_BYTES = 16
+# What a receiver has made of its rows in a segment.
+DONE, TOLD, READING = 0, 1, 2
 
 
 class _Segment:
-    """Memory that ranks share: a header of a flag for each receiver (1: still read), then rows."""
+    """Memory that ranks share: a header, then rows.
+
+    Header, int64: what each receiver has made of its rows; number and capacity; whether the owner has given it up.
+    """
 
     def __init__(self, number: int, descriptor: int, capacity: int, ranks: int) -> None:
         self.number, self.descriptor, self.capacity = number, descriptor, capacity
         # A mapping needs no descriptor of its own, but gets one before Python 3.13.
         options = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         memory = np.frombuffer(mmap.mmap(descriptor, header_bytes(ranks) + capacity, **options), np.uint8)
-        self.in_use = memory[: 8 * ranks].view(np.int64)
+        header = memory[: 8 * (ranks + 3)].view(np.int64)
+        self.state, self.label, self.closed = header[:ranks], header[ranks : ranks + 2], header[ranks + 2 :]
         self.rows = memory[header_bytes(ranks) :]
         self.address = self.rows.ctypes.data
 
 
 def header_bytes(ranks: int) -> int:
     """Bytes before a segment's rows."""
-    return _aligned(8 * ranks)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    return -(-8 * (ranks + 3) // ALIGNMENT) * ALIGNMENT
 
 
 def _roomy(count: int) -> int:
@@ -66,8 +72,13 @@ class SharedMemory:
         self._group, self._pids = group, list(pids)
         self._mine: list[_Segment] = []
         self._made = 0
-        self._filled: dict[int, _Segment] = {}
+        # By address: the segment, and which filling of it this is.
+        self._filled: dict[int, tuple[_Segment, int]] = {}
+        self._fillings = itertools.count()
         self._met: dict[tuple[int, int], _Segment] = {}
+        self._held = _Count()
+        # A process that ends without a word takes its memory along.
+        atexit.register(self.close)
 
     @classmethod
     def among(cls, rank: int, ranks: int, group: dist.ProcessGroup | None) -> SharedMemory | None:
@@ -92,8 +103,11 @@ class SharedMemory:
         """[rows, ...] (not empty) to fill and send: the memory that receivers will read."""
         size = math.prod(shape) * dtype.itemsize
         segment = self._free_segment(size)
-        self._filled[segment.address] = segment
-        return torch.from_numpy(segment.rows[:size]).view(dtype).view(tuple(shape))
+        memory, filling = segment.rows[:size], next(self._fillings)
+        self._filled[segment.address] = segment, filling
+        # Rows that are dropped without being sent leave the segment to others.
+        weakref.finalize(memory, _forget, self._filled, segment.address, filling).atexit = False
+        return torch.from_numpy(memory).view(dtype).view(tuple(shape))
 
     def send(self, send: Tensor, send_counts: Sequence[int]) -> tuple[Tensor, dist.Work]:
         """Tell every rank where its rows of contiguous `send` lie: (what the others tell, when that is here)."""
@@ -102,8 +116,8 @@ class SharedMemory:
         if send.numel():
             if send.data_ptr() not in self._filled:
                 send = self.new_rows(send.shape, send.dtype).copy_(send)
-            segment = self._filled.pop(send.data_ptr())
-            segment.in_use[:] = np.array(send_counts) > 0
+            segment, _ = self._filled.pop(send.data_ptr())
+            segment.state[:] = np.where(np.array(send_counts) > 0, TOLD, DONE)
             place = [segment.number, segment.descriptor, segment.capacity]
         told = [
             [*place, start * row_bytes, count] for start, count in zip(starts[:-1], send_counts, strict=True)
@@ -118,13 +132,16 @@ class SharedMemory:
         for rank, (number, descriptor, capacity, offset, count) in enumerate(heard.tolist()):
             if count and row_bytes:
                 segment = self._segment_of(rank, number, descriptor, capacity)
+                segment.state[self.rank] = READING
                 memory = segment.rows[offset : offset + count * row_bytes]
+                self._held.number += 1
                 # The tensor holds this array, and nothing else does.
-                weakref.finalize(memory, _let_go, segment, self.rank).atexit = False
+                letting_go = (segment, self.rank, self._held, os.getpid())
+                weakref.finalize(memory, _let_go, *letting_go).atexit = False
                 found.append(torch.from_numpy(memory).view(dtype).view(count, *shape))
                 del memory
         if len(found) == 1:
-            return found[0]
+            return found[0].clone() if self._held.number > MOST_HELD else found[0]
         return torch.cat(found) if found else torch.empty((sum(self.counts(heard)), *shape), dtype=dtype)
 
     def counts(self, heard: Tensor) -> list[int]:
@@ -133,43 +150,88 @@ class SharedMemory:
 
     def _free_segment(self, size: int) -> _Segment:
         """A segment of `size` bytes or more that nobody reads: the smallest there is, or a new one."""
-        idle = [one for one in self._mine if one.address not in self._filled and not one.in_use.any()]
+        idle = [one for one in self._mine if one.address not in self._filled and not one.state.any()]
+        idle.sort(key=lambda one: one.capacity)
+        while sum(one.capacity for one in idle) > MOST_KEPT_BYTES:
+            self._give_up(idle.pop())
         for one in idle:
-            if one.capacity > MOST_KEPT_BYTES:
-                self._mine.remove(one)
-                os.close(one.descriptor)
-        fitting = [one for one in idle if size <= one.capacity <= min(MOST_KEPT_BYTES, 8 * size + (1 << 16))]
-        if fitting:
-            return min(fitting, key=lambda one: one.capacity)
-        capacity = _roomy(max(size, 1))
+            if size <= one.capacity <= 8 * size + (1 << 16):
+                return one
+        capacity = _roomy(size)
         descriptor = os.memfd_create("tgnn-rows")
         os.ftruncate(descriptor, header_bytes(self.ranks) + capacity)
         self._made += 1
-        self._mine.append(_Segment(self._made, descriptor, capacity, self.ranks))
-        return self._mine[-1]
+        segment = _Segment(self._made, descriptor, capacity, self.ranks)
+        segment.label[:] = self._made, capacity
+        self._mine.append(segment)
+        return segment
+
+    def _give_up(self, segment: _Segment) -> None:
+        segment.closed[0] = 1
+        os.close(segment.descriptor)
+        self._mine.remove(segment)
 
     def _segment_of(self, rank: int, number: int, descriptor: int, capacity: int) -> _Segment:
-        """Another rank's segment, mapped once."""
+        """Another rank's segment, mapped once; those that their owners gave up are let go."""
         if (rank, number) in self._met:
             return self._met[rank, number]
+        self._met = {key: one for key, one in self._met.items() if not one.closed[0]}
         opened = os.open(f"/proc/{self._pids[rank]}/fd/{descriptor}", os.O_RDWR)
         try:
+            if os.fstat(opened).st_size != header_bytes(self.ranks) + capacity:
+                raise OSError(f"rank {rank} has no segment {number} of {capacity} bytes any more")
             segment = _Segment(number, opened, capacity, self.ranks)
         finally:
             os.close(opened)
-        if capacity <= MOST_KEPT_BYTES:
-            self._met[rank, number] = segment
+        if segment.label.tolist() != [number, capacity]:
+            raise OSError(f"rank {rank} has no segment {number} any more")
+        self._met[rank, number] = segment
         return segment
 
-    def close(self) -> None:
-        """Give the segments up; tensors that are still held stay what they are."""
-        for one in self._mine:
-            os.close(one.descriptor)
-        self._mine, self._met, self._filled = [], {}, {}
+    def close(self, patience_s: float = 10.0) -> None:
+        """Give the segments up once every receiver that lives has mapped its rows; what is held stays what it is.
+
+        Waits `patience_s` seconds at most, for one that was told of rows and never asks for them.
+        """
+        atexit.unregister(self.close)
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end and any(self._is_awaited(one) for one in self._mine):
+            time.sleep(0.005)
+        for one in list(self._mine):
+            self._give_up(one)
+        self._met, self._filled = {}, {}
+
+    def _is_awaited(self, segment: _Segment) -> bool:
+        return any(_is_alive(self._pids[rank]) for rank in np.flatnonzero(segment.state == TOLD))
 
 
-def _let_go(segment: _Segment, rank: int) -> None:
-    segment.in_use[rank] = 0
+class _Count:
+    """A number that others change."""
+
+    number = 0
+
+
+def _let_go(segment: _Segment, rank: int, held: _Count, pid: int) -> None:
+    # A forked child has the tensor as well, but the parent still reads.
+    if os.getpid() == pid:
+        segment.state[rank] = DONE
+        held.number -= 1
+
+
+def _forget(filled: dict[int, tuple[_Segment, int]], address: int, filling: int) -> None:
+    # What was sent is no longer there, and the segment may have been filled again since.
+    if filled.get(address, (None, -1))[1] == filling:
+        del filled[address]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _can_read(pid: int, descriptor: int, *token: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.sparse as sp
 
-from tgnn.kernels.host import each
+from tgnn.kernels.host import each, share
 from tgnn.partition.balance import EPSILON, Requests, loads
 from tgnn.partition.rows import row_chunks
 from tgnn.partition.undirected import Mirrored, Undirected, entries_of, row_pieces, spans
@@ -32,7 +32,7 @@ class Connections:
 
     def runs(self) -> Iterator[tuple[int, int, int, int]]:
         """Runs of rows to look at one by one, as `spans` gives them."""
-        return spans(self.matrix.indptr, CHUNK_CONNECTIONS, width=self.num_parts)
+        return spans(self.matrix.indptr, share(CHUNK_CONNECTIONS), width=self.num_parts)
 
     def of(self, run: tuple[int, int, int, int]) -> tuple[int, int, np.ndarray]:
         """(start, stop, float [stop - start, P]) of a run."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from tgnn.kernels.host import each
+from tgnn.kernels.host import each, share
 from tgnn.partition.edge_factors import EdgeFactors
 from tgnn.partition.rows import edge_slots, row_chunks
 
@@ -63,7 +63,7 @@ class Mirrored:
 
         for of_neighbour, of_row in pairs:
             here[np.arange(n), part_of] = of_neighbour
-            each(partial(add, of_row), spans(self.indptr, CHUNK_ENTRIES))
+            each(partial(add, of_row), spans(self.indptr, share(CHUNK_ENTRIES)))
         looped = np.flatnonzero(self.loops)
         total[looped, part_of[looped]] -= self.loops[looped] * self._loop_weight(looped)
         return total
@@ -205,10 +205,10 @@ def row_pieces(
     rows each.
 
     `chunk` is CHUNK_ENTRIES by default, but no less than a quarter of the number of rows: a sparse product with a
-    piece takes a pass over a table of that many. A piece holds one row at least.
+    piece takes a pass over a table of that many. Threads share it. A piece holds one row at least.
     """
     indptr = matrix.indptr
-    chunk = max(CHUNK_ENTRIES, matrix.shape[0] // 4) if chunk is None else chunk
+    chunk = share(max(CHUNK_ENTRIES, matrix.shape[0] // 4) if chunk is None else chunk)
     for start, stop, low, high in spans(indptr, chunk, width):
         entries = (matrix.data[low:high], matrix.indices[low:high], indptr[start : stop + 1] - low)
         yield start, stop, _csr(entries, (stop - start, matrix.shape[1]))

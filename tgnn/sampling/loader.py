@@ -253,21 +253,21 @@ class Loader:
         with self.stage("load"):
             given = self._input(hops[0])
             y = None if self._labels is None else self._labels.load(seeds, self.comm.device)
-        plans, cached = [hop.plan for hop in hops], hops[0].cached.numel()
+        plans, cached, dst_rows = [hop.plan for hop in hops], hops[0].cached.numel(), given.dst_rows
         read = 0 if given.x is None else hops[0].used - plans[0].n_halo - cached
         work = {
             "seeds": seeds.numel(),
             "edges": sum(hop.block.n_edges for hop in hops),
             "input_rows": hops[0].used,
             "feature_rows_loaded": read,
-            "feature_cache_rows": read if given.hits is None else given.hits,
+            "feature_cache_rows": given.hits if dst_rows is None else read * bool(self._features.cached_rows),
             "halo_rows": sum(plan.n_halo for plan in plans),
             "halo_cache_rows": cached,
         }
         ids = [given.ids, *(hop.block.dst_id for hop in hops)]
         return MiniBatch(
             [hop.block for hop in hops], plans, ids, given.x, y, global_seeds, self._exchange_comm, self.seed, epoch,
-            step, work, self.stage, self.exchange_dtype, given.dst_rows, given.room,
+            step, work, self.stage, self.exchange_dtype, dst_rows, given.room,
         )  # fmt: skip
 
     def _input(self, hop: Hop) -> _Input:
@@ -280,7 +280,7 @@ class Loader:
         if cached:
             ids = torch.cat([ids, self.halo_cache.original_id[hop.cached]])
         if features is None:
-            return _Input(None, ids, 0)
+            return _Input(None, ids)
         hits = features.hits(hop.rows)
         spare = hop.plan.n_halo if self._exchange_comm.shares_memory else 0
         if not cached and not spare:
@@ -294,11 +294,11 @@ class Loader:
 
 
 class _Input(NamedTuple):
-    """Rows of the input layer (features, original ids), how many were cached (None: all); `MiniBatch` has the rest."""
+    """Rows of the input layer (features, original ids), how many were cached; `MiniBatch` has the rest."""
 
     x: Tensor | None
     ids: Tensor
-    hits: int | None = None
+    hits: int = 0
     room: Tensor | None = None
     dst_rows: Tensor | None = None
 
