@@ -7,13 +7,14 @@ import importlib
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 from tgnn.data.graph import Graph
 from tgnn.data.synthetic import hand_drawn, rmat, sbm
 from tgnn.partition.assign import assign
 from tgnn.partition.edge_factors import EdgeFactors
 from tgnn.partition.rows import degree_out
-from tgnn.partition.undirected import Mirrored, is_symmetric, sketch, undirected
+from tgnn.partition.undirected import Mirrored, contract, is_symmetric, sketch, undirected
 
 N, P = 50, 4
 
@@ -113,3 +114,41 @@ def test_out_degrees_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     graph = rmat(8, num_features=0).graph
     monkeypatch.setattr("tgnn.partition.rows.CHUNK_EDGES", 10)
     np.testing.assert_array_equal(degree_out(graph), np.bincount(graph.indices, minlength=256))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 19])
+def test_contraction_and_directed_views_in_pieces(monkeypatch: pytest.MonkeyPatch, chunk: int, threads: int):
+    """Loops go away in every piece; scipy copies slices of matrices, so writing into one would change nothing."""
+    monkeypatch.setattr("tgnn.partition.undirected.CHUNK_ENTRIES", chunk)
+    edges = np.random.default_rng(3).integers(0, N, (2, 400))
+    one_way = Graph.from_edge_index(np.concatenate([edges, [[5] * 9, [5] * 9]], axis=1), N)
+    view = undirected(one_way)
+    np.testing.assert_array_equal(view.toarray(), by_hand(one_way, np.ones(one_way.num_edges)))
+    label = (np.arange(N) % 6).astype(np.int32)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        small = contract(view, label, 6)
+    finally:
+        torch.set_num_threads(before)
+    members = np.eye(6)[label]
+    expected = members.T @ view.toarray() @ members
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(small.toarray(), expected, rtol=1e-6)
+    assert small.nnz == np.count_nonzero(expected)
+
+
+def test_a_partition_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch):
+    for module, name in (("undirected", "CHUNK_ENTRIES"), ("refine", "CHUNK_CONNECTIONS")):
+        monkeypatch.setattr(f"tgnn.partition.{module}.{name}", 1 << 10)
+    data = rmat(12, num_features=0)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(assign(data, 4))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])

@@ -6,6 +6,8 @@ most important first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 EPSILON = 1e-6
@@ -50,10 +52,10 @@ class Requests:
         sums = np.cumsum(ranked, dtype=np.float64)
         return sums - np.repeat(sums[self._first] - ranked[self._first], self._lengths)
 
-    def within(self, weights: np.ndarray, room: np.ndarray) -> np.ndarray:
+    def within(self, weights: Iterable[np.ndarray], room: Iterable[np.ndarray]) -> np.ndarray:
         """Which requests fit, higher gains first: indices into the requests.
 
-        `weights` [k, m]; `room` [k, groups] is what each group may take. For every constraint the running sum
+        `weights` k x [m]; `room` k x [groups] is what each group may take. For every constraint the running sum
         over a group's granted requests stays within its room.
         """
         keep = np.ones(len(self.order), dtype=bool)

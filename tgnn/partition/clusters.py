@@ -46,11 +46,11 @@ def cluster(
         label_group[label] = group
         wish, gain = _wishes(matrix, label, rng.random(count, dtype=np.float32), label_group)
         movers = np.flatnonzero(gain > 0)
-        room = loads(label, weights, count)
-        np.subtract(caps[:, None], room, out=room)
-        accepted = movers[Requests(wish[movers], gain[movers]).within(weights[:, movers], room)]
+        # One constraint at a time: each is as long as the graph.
+        asked = (row[movers] for row in weights)
+        room = (cap - loads(label, row[None], count)[0] for cap, row in zip(caps, weights, strict=True))
+        accepted = movers[Requests(wish[movers], gain[movers]).within(asked, room)]
         label[accepted] = wish[accepted]
-        del room
         label, count = compact(label)
         if len(accepted) <= SETTLED * n:
             break

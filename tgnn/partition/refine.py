@@ -69,7 +69,8 @@ def _to_parts(
 def cut_weight(matrix: sp.csr_matrix, part_of: np.ndarray) -> float:
     """Weight of the undirected edges between parts."""
     total = 0.0
-    for start, stop, piece in row_pieces(matrix):
+    # In pieces of a fixed size: their number decides how the sum is rounded.
+    for start, stop, piece in row_pieces(matrix, CHUNK_CONNECTIONS):
         own = np.repeat(part_of[start:stop], np.diff(piece.indptr))
         total += float(piece.data[own != part_of[piece.indices]].sum(dtype=np.float64))
     return total / 2

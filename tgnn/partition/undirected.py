@@ -201,14 +201,14 @@ def _csr(entries: tuple[np.ndarray, np.ndarray, np.ndarray], shape: tuple[int, i
 def row_pieces(
     matrix: sp.csr_matrix, chunk: int | None = None, width: int = 1
 ) -> Iterator[tuple[int, int, sp.csr_matrix]]:
-    """Yield (start, stop, matrix[start:stop]), sharing memory: at most `chunk` entries and `chunk / width`
+    """Yield (start, stop, matrix[start:stop]), to be read only: at most `chunk` entries and `chunk / width`
     rows each.
 
     `chunk` is CHUNK_ENTRIES by default, but no less than a quarter of the number of rows: a sparse product with a
-    piece takes a pass over a table of that many. Threads share it. A piece holds one row at least.
+    piece takes a pass over a table of that many. Threads share that default. A piece holds one row at least.
     """
     indptr = matrix.indptr
-    chunk = share(max(CHUNK_ENTRIES, matrix.shape[0] // 4) if chunk is None else chunk)
+    chunk = share(max(CHUNK_ENTRIES, matrix.shape[0] // 4)) if chunk is None else chunk
     for start, stop, low, high in spans(indptr, chunk, width):
         entries = (matrix.data[low:high], matrix.indices[low:high], indptr[start : stop + 1] - low)
         yield start, stop, _csr(entries, (stop - start, matrix.shape[1]))
@@ -236,6 +236,8 @@ def contract(matrix: sp.csr_matrix, label: np.ndarray, num_labels: int) -> sp.cs
 
 def _zero_diagonal(matrix: sp.csr_matrix) -> None:
     """Set the stored entries (i, i) to 0."""
-    for start, stop, piece in row_pieces(matrix):
-        rows = np.repeat(np.arange(start, stop, dtype=piece.indices.dtype), np.diff(piece.indptr))
-        piece.data[piece.indices == rows] = 0.0
+    # Not through `row_pieces`: scipy copies what is a small part of a larger array.
+    indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
+    for start, stop, low, high in spans(indptr, CHUNK_ENTRIES):
+        rows = np.repeat(np.arange(start, stop, dtype=indices.dtype), np.diff(indptr[start : stop + 1]))
+        data[low:high][indices[low:high] == rows] = 0.0
