@@ -38,10 +38,12 @@ class ThreadComm:
     def all_gather_ints(self, values: list[int]) -> list[list[int]]:
         return self._meet(list(values))
 
-    def all_to_all_rows(self, send: torch.Tensor, send_counts: list[int], recv_counts: list[int]) -> tuple:
+    def all_to_all_rows(
+        self, send: torch.Tensor, send_counts: list[int], recv_counts: list[int]
+    ) -> torch.Tensor:
         pieces = [groups[self.rank] for groups in self._meet(send.split(send_counts))]
         assert [len(piece) for piece in pieces] == recv_counts
-        return torch.cat(pieces), None
+        return torch.cat(pieces)
 
 
 def on_ranks(ranks: int, fn: Callable[[Any], Any]) -> list:

@@ -205,8 +205,7 @@ def _gather_rows(rows: torch.Tensor, comm: Comm) -> torch.Tensor:
     if comm.ranks == 1:
         return rows
     received = [counts[0] for counts in comm.all_gather_ints([len(rows)])]
-    gathered = comm.all_to_all_rows(rows.repeat(comm.ranks, 1), [len(rows)] * comm.ranks, received)
-    return gathered
+    return comm.all_to_all_rows(rows.repeat(comm.ranks, 1), [len(rows)] * comm.ranks, received)
 
 
 def _area(scores: torch.Tensor, positive: torch.Tensor) -> float | None:
