@@ -22,6 +22,9 @@ from tgnn.partition.rows import edge_slots, row_chunks
 
 CHUNK_ENTRIES = 1 << 19
 CONTRACTION_PIECES = 16
+# Contracted graphs of more entries keep their clusters' loops. Of 2^10, 2^18, 2^19, 2^20 and no limit, on the community
+# graph of 200,000 vertices in 4 parts: 1.03, 1.02, 1.04, 1.06 and 1.06 times the rows exchanged under METIS.
+LOOSE_ENTRIES = 1 << 18
 
 
 class Mirrored:
@@ -221,15 +224,18 @@ def membership(label: np.ndarray, num_labels: int) -> sp.csr_matrix:
 
 
 def contract(matrix: sp.csr_matrix, label: np.ndarray, num_labels: int) -> sp.csr_matrix:
-    """The graph between clusters: entry (a, b) sums the weights between members of a and of b; the diagonal
-    is zeroed.
+    """The graph between clusters: entry (a, b) sums the weights between members of a and of b.
+
+    The diagonal is zeroed in graphs of up to LOOSE_ENTRIES entries. In larger ones it stays: a cluster that is tied to
+    itself more than to any other does not join that yet, which ends in fewer cut edges.
     """
     members = membership(label, num_labels)
     # A few clusters at a time, so that only the result is held beside the graph.
     some_vertices = len(label) // CONTRACTION_PIECES + 1
     pieces = each(lambda of: of[2] @ matrix @ members, row_pieces(members.T.tocsr(), some_vertices))
     between = sp.csr_matrix(sp.vstack(pieces, format="csr"))
-    _zero_diagonal(between)
+    if between.nnz <= LOOSE_ENTRIES:
+        _zero_diagonal(between)
     between.eliminate_zeros()
     return between
 
