@@ -139,6 +139,17 @@ def test_contraction_and_directed_views_in_pieces(monkeypatch: pytest.MonkeyPatc
     assert small.nnz == np.count_nonzero(expected)
 
 
+def test_a_large_contracted_graph_keeps_its_loops(monkeypatch: pytest.MonkeyPatch, graph: Graph):
+    view, label = undirected(graph).to_csr(), (np.arange(N) % 6).astype(np.int32)
+    members = np.eye(6)[label]
+    expected = members.T @ view.toarray() @ members
+    for most, kept in ((36, 0), (35, 1)):
+        monkeypatch.setattr("tgnn.partition.undirected.LOOSE_ENTRIES", most)
+        np.testing.assert_allclose(
+            contract(view, label, 6).diagonal(), kept * np.diagonal(expected), rtol=1e-6
+        )
+
+
 def test_a_partition_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch):
     for module, name in (("undirected", "CHUNK_ENTRIES"), ("refine", "CHUNK_CONNECTIONS")):
         monkeypatch.setattr(f"tgnn.partition.{module}.{name}", 1 << 10)

@@ -10,6 +10,7 @@ import torch
 from tgnn.data import synthetic
 from tgnn.errors import UserError
 from tgnn.nn.model import GNN
+from tgnn.parallel import Comm
 from tgnn.partition.store import Store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
@@ -109,8 +110,6 @@ def test_where_features_are_in_several_pieces_or_of_another_type_rows_are_copied
 ):
     assert batch_of(store, True, dtype=torch.float64).dst_rows is None
     two = prepare(synthetic.community(600, num_features=12), 2, store=tmp_path / "two")
-    from tgnn.parallel import Comm
-
     loader = Loader(two, FANOUTS, 40, parallel="data", in_place=True, comm=Comm(0, 2, "cpu"))
     assert next(iter(loader)).dst_rows is None
 

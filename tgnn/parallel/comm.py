@@ -113,11 +113,10 @@ class Comm:
             # Every rank makes every group, in the same order.
             groups = [self._subgroup(range(first, first + size)) for first in range(0, self.ranks, size)]
             backend = self.backend if size > 1 else "single"
-            rank = self.rank - mine * size
-            shared = self._shared and size > 1 and SharedMemory.among(rank, size, groups[mine])
-            self._replicas[replicas] = Comm(
-                rank, size, self.device, backend, groups[mine], self._timeout, shared or None
-            )
+            rank, group = self.rank - mine * size, groups[mine]
+            shares = self._shared is not None and size > 1
+            shared = SharedMemory.among(rank, size, group) if shares else None
+            self._replicas[replicas] = Comm(rank, size, self.device, backend, group, self._timeout, shared)
         return self._replicas[replicas]
 
     def duplicate(self) -> Comm:

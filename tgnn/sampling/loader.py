@@ -85,9 +85,9 @@ class Loader:
         self._sampling_comm = self.group if self._stream is None else self.group.duplicate()
         self._auto = (feature_cache is None, halo_cache is None)
         self._place(drawing, feature_cache, halo_cache, graph_placement)
-        self._table = self._features.whole(self.comm.device) if in_place and self._features else None
-        if self.comm.device.type != "cpu" or self.topology.num_rows != self.store.num_vertices:
-            self._table = None
+        alone = self.comm.device.type == "cpu" and self.topology.num_rows == self.store.num_vertices
+        reads = in_place and alone and self._features is not None
+        self._table = self._features.whole(self.comm.device) if reads else None
         self._seed_ids, self._seed_new = seeds_of(self.store, split)
 
     def _place(
