@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +88,15 @@ def test_a_graph_whose_rows_end_beyond_its_edges_is_refused():
     with pytest.raises(IndexError, match="one per edge"):
         rows = torch.arange(3)
         sample_neighbors(indptr, indices[:-1], rows, rows, 2, KEY)
+
+
+def test_numbers_below_large_bounds_are_those_of_rng():
+    """The low half of a product decides in one case of two only where the bound is near 2^31."""
+    generator = torch.Generator().manual_seed(3)
+    bits = torch.randint(-(2**63), 2**63 - 1, (4000,), generator=generator)
+    bound = torch.tensor([1, 2, 1000, 2**31 - 1]).repeat(1000)
+    found = sample_host._below(bits.numpy().view(np.uint64).copy(), bound.numpy().astype(np.uint64))
+    assert torch.equal(torch.from_numpy(found.astype(np.int64)), rng.below(bits, bound))
+    ids = torch.randint(0, 2**62, (50,), generator=generator)
+    drawn = torch.from_numpy(sample_host._draws(KEY, ids.numpy(), 7).view(np.int64))
+    assert torch.equal(drawn, rng.draw(rng.keyed(KEY, ids), torch.arange(7)[:, None]))
