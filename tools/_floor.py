@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from tgnn.kernels.block import Block
+from tgnn.kernels.room import rows_with_room
 from tgnn.nn.model import GNN
+from tgnn.nn.products import linear
 from tgnn.sampling.minibatch import MiniBatch
 
 GATHERED_ROWS = 1 << 16
@@ -64,8 +66,9 @@ class Rates:
     ) -> None:
         """The product is of [rows, columns of `table`] and [.., width] in `dtype`; `now` tells seconds."""
         generator = torch.Generator().manual_seed(0)
-        shapes = ((rows, table.shape[1]), (table.shape[1], width))
-        self._left, self._right = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+        shapes = ((rows, table.shape[1]), (width, table.shape[1]))
+        left, self._right = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+        self._left = rows_with_room(left, rows).copy_(left)
         self._table, self._now = table, now
         count = min(GATHERED_ROWS, 4 * len(table))
         self._ids = [torch.randint(len(table), (count,), generator=generator) for _ in range(4)]
@@ -75,12 +78,12 @@ class Rates:
     def once(self) -> dict[str, float]:
         """Measure each once: {"flops": per second, "bytes": per second}, kept in `rounds`."""
         start = self._now()
-        self._left @ self._right
+        linear(self._left, self._right)
         between = self._now()
         self._turn += 1
         rows = torch.index_select(self._table, 0, self._ids[self._turn % len(self._ids)])
         end = self._now()
-        flops = 2.0 * self._left.numel() * self._right.shape[1]
+        flops = 2.0 * self._left.numel() * len(self._right)
         moved = 2.0 * rows.numel() * rows.element_size()
         self.rounds.append({"flops": flops / (between - start), "bytes": moved / (end - between)})
         return self.rounds[-1]

@@ -210,12 +210,19 @@ class Plain:
         return torch.sparse.mm(torch.sparse_csr_tensor(self.indptr, self.indices, weight, shape), x)
 
 
+def _plain(linear: nn.Linear) -> nn.Linear:
+    """torch's own linear layer with a copy of the weights of ours."""
+    plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    plain.load_state_dict(linear.state_dict())
+    return plain
+
+
 class PlainSAGE(nn.Module):
     """Mean aggregation as one CSR product; the narrower side of the projection is aggregated."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.own, self.neighbours = copy.deepcopy(layer.fc_self), copy.deepcopy(layer.fc_neigh)
+        self.own, self.neighbours = _plain(layer.fc_self), _plain(layer.fc_neigh)
 
     def forward(self, block: Plain, x: Tensor) -> Tensor:
         """[n_src, in] -> [n_dst, out]."""
@@ -249,7 +256,7 @@ class PlainGAT(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.project = copy.deepcopy(layer.fc)
+        self.project = _plain(layer.fc)
         self.left, self.right = copy.deepcopy(layer.attn_l), copy.deepcopy(layer.attn_r)
         self.bias = copy.deepcopy(layer.bias)
         self.heads, self.width, self.joins = layer.heads, layer.head_features, layer.concat

@@ -19,6 +19,7 @@ from tgnn.kernels.block import Block
 from tgnn.kernels.dropout import dropout
 from tgnn.kernels.spmm import spmm
 from tgnn.nn import GNN, GCNConv, GINConv, SAGEConv, SyncBatchNorm
+from tgnn.nn.products import Linear
 from tgnn.partition.store import Store, write_store
 from tgnn.sampling.loader import Loader
 from tgnn.sampling.minibatch import MiniBatch
@@ -68,7 +69,7 @@ def test_stack_is_what_its_docstring_says(store: Store, norm: str, residual: boo
     assert out.shape == (5, 3)
     # Widths 5 -> 4 need a linear map, 4 -> 4 none.
     if residual:
-        assert [type(shortcut) for shortcut in model.residuals] == [nn.Linear, nn.Identity]
+        assert [type(shortcut) for shortcut in model.residuals] == [Linear, nn.Identity]
     assert not torch.equal(model.eval()(batch), out)
     torch.testing.assert_close(model(batch), model(batch), rtol=0, atol=0)
 

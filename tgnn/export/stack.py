@@ -17,6 +17,7 @@ from tgnn.export.kinds.kind import AVERAGED, JOINED, Kind
 from tgnn.nn.layer import PlainLayer
 from tgnn.nn.model import ACTIVATIONS, GNN
 from tgnn.nn.norm import SyncBatchNorm
+from tgnn.nn.products import Linear
 
 ACTIVATION_MODULES = {
     "relu": "ReLU", "elu": "ELU", "gelu": "GELU",
@@ -62,7 +63,7 @@ def take_apart(model: nn.Module, kinds: Mapping[type, Kind], framework: str) -> 
             "choose one of these",
         )
     for module in [*(model.norms or ()), *(model.residuals or ())]:
-        if type(module) not in (nn.LayerNorm, SyncBatchNorm, nn.Linear, nn.Identity):
+        if type(module) not in (nn.LayerNorm, SyncBatchNorm, Linear, nn.Linear, nn.Identity):
             got, expected = (
                 f"a {type(module).__name__} between layers",
                 "the norms and residuals that GNN makes",

@@ -18,6 +18,7 @@ from torch import Tensor
 from tgnn.errors import wrong
 from tgnn.kernels.backend import choose
 from tgnn.kernels.block import transpose
+from tgnn.kernels.room import rows_with_room
 from tgnn.kernels.segment import segment_sum
 
 
@@ -58,7 +59,13 @@ def gather_torch(x: Tensor, rows: Tensor, rest: Tensor | None = None) -> Tensor:
     """`gather` on torch's own operations; the reference of the Triton path."""
     if rest is not None:
         return _two_tier(x, rows, rest)
-    return _Gather.apply(x, rows) if x.requires_grad else x.index_select(0, rows)
+    if x.requires_grad:
+        return _Gather.apply(x, rows)
+    return x.index_select(0, rows) if x.is_cuda or x.dim() != 2 else _with_room(x, rows)
+
+
+def _with_room(x: Tensor, rows: Tensor) -> Tensor:
+    return torch.index_select(x, 0, rows, out=rows_with_room(x, rows.numel()))
 
 
 def _two_tier(x: Tensor, rows: Tensor, rest: Tensor) -> Tensor:

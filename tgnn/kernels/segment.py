@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tgnn.kernels.room import first_rows, rounded_rows
 from tgnn.kernels.tuning import strategy
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -52,10 +53,12 @@ def by_embedding_bag(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor
     wide = table if weight is None else widened(table)
     if weight is not None:
         weight = weight.to(wide.dtype).contiguous()
-    out = F.embedding_bag(
-        rows, wide, indptr.to(rows.dtype), mode="sum", per_sample_weights=weight, include_last_offset=True
-    )
-    return out.to(table.dtype)
+    indptr, segments = indptr.to(rows.dtype), indptr.numel() - 1
+    roomy = not table.is_cuda and not torch.is_grad_enabled()
+    if roomy:  # empty segments behind the others
+        indptr = F.pad(indptr, (0, rounded_rows(segments) - segments), value=rows.numel())
+    out = F.embedding_bag(rows, wide, indptr, mode="sum", per_sample_weights=weight, include_last_offset=True)
+    return (first_rows(out, segments) if roomy else out).to(table.dtype)
 
 
 def by_sparse_csr(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor | None) -> Tensor:

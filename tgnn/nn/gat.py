@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tgnn.kernels.attention import attention
 from tgnn.kernels.block import Block
 from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.products import Linear
 
 
 class _Attention(Layer):
@@ -54,7 +55,7 @@ class GATConv(_Attention):
         slope: float = 0.2, concat: bool = True, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(in_features, out_features, heads, attention_dropout, slope, concat)
-        self.fc = nn.Linear(in_features, heads * out_features, bias=False)
+        self.fc = Linear(in_features, heads * out_features, bias=False)
         self.attn_l = nn.Parameter(torch.empty(1, heads, out_features))
         self.attn_r = nn.Parameter(torch.empty(1, heads, out_features))
         self.bias = nn.Parameter(torch.empty(heads * out_features)) if bias else None
@@ -92,8 +93,8 @@ class GATv2Conv(_Attention):
         slope: float = 0.2, concat: bool = True, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(in_features, out_features, heads, attention_dropout, slope, concat)
-        self.fc_src = nn.Linear(in_features, heads * out_features, bias=bias)
-        self.fc_dst = nn.Linear(in_features, heads * out_features, bias=bias)
+        self.fc_src = Linear(in_features, heads * out_features, bias=bias)
+        self.fc_dst = Linear(in_features, heads * out_features, bias=bias)
         self.attn = nn.Parameter(torch.empty(1, heads, out_features))
         self.reset_parameters()
 

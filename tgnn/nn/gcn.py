@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tgnn.errors import wrong
 from tgnn.kernels.block import Block
 from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.products import linear
 
 
 class GCNConv(Layer):
@@ -43,7 +44,7 @@ class GCNConv(Layer):
 
     def before_exchange(self, x: Tensor) -> Tensor:
         """The projection where it is narrower than x, else x."""
-        return x @ self.weight if self.projects_first else x
+        return linear(x, self.weight.t()) if self.projects_first else x
 
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations, [n_dst, out_features]."""
@@ -64,5 +65,5 @@ class GCNConv(Layer):
             weight = weight * block.weight
         out = rows.aggregate(block, weight)
         if not self.projects_first:
-            out = out @ self.weight
+            out = linear(out, self.weight.t())
         return out if self.bias is None else out + self.bias

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tgnn.kernels.block import Block
 from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.products import Linear
 
 
 class GINConv(Layer):
@@ -23,7 +24,7 @@ class GINConv(Layer):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.mlp = nn.Sequential(
-            nn.Linear(in_features, out_features), nn.ReLU(), nn.Linear(out_features, out_features)
+            Linear(in_features, out_features), nn.ReLU(), Linear(out_features, out_features)
         )
         eps_value = torch.tensor([float(eps)])
         if learn_eps:

@@ -6,6 +6,9 @@ projected once whoever asks for it; `forward` aggregates. A plain module with `f
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from tgnn.errors import wrong
@@ -62,13 +65,16 @@ class Rows:
         """`spmm(block, self.all(), weight, reduce)` for `sum` and `mean`: local rows first, while the halo travels.
 
         A halo that is read out of shared memory does not travel: it joins the local rows. Half types wait for the halo:
-        their sums are rounded once. Their mean on a CPU is float32: the sum, rounded once, is divided in float32, which
-        spares a float32 copy of all rows.
+        their sums are rounded once. Their mean on a CPU is that sum divided in float32, which spares a float32 copy of
+        all rows; it stays so, unless products will be made in the rows' type.
         """
         halo = self._halo
         together = halo is None or not halo.exchanged or halo.is_shared or self._all is not None
         if self.local.dtype in HALF_TYPES and reduce == "mean" and not self.local.is_cuda:
-            return _divided(spmm(block, self.all(), weight).float(), block)
+            total = spmm(block, self.all(), weight)
+            if torch.is_autocast_enabled("cpu"):
+                return _Divided.apply(total, block.degrees.clamp(min=1).float()[:, None])
+            return _divided(total.float(), block)
         if together or self.local.dtype in HALF_TYPES:
             return spmm(block, self.all(), weight, reduce)
         near, far = block.halves(len(self.local))
@@ -90,6 +96,25 @@ class Rows:
 def _divided(total: Tensor, block: Block) -> Tensor:
     """Sums over in-edges [n_dst, D] as means, in place."""
     return total.div_(block.degrees.clamp(min=1).to(total.dtype)[:, None])
+
+
+class _Divided(torch.autograd.Function):
+    """Rows of a half type divided, in place, by float32 numbers: rounded once, without a float32 copy."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, divisor: Tensor) -> Tensor:
+        ctx.mark_dirty(rows)
+        ctx.save_for_backward(divisor)
+        return rows.div_(divisor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (divisor,) = ctx.saved_tensors
+        return (grad / divisor).to(grad.dtype) if torch.is_grad_enabled() else _quotient(grad, divisor), None
+
+
+def _quotient(rows: Tensor, divisor: Tensor) -> Tensor:
+    return torch.div(rows, divisor, out=torch.empty_like(rows))
 
 
 class Layer(nn.Module):

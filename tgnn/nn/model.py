@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from tgnn.errors import wrong
 from tgnn.kernels import rng
 from tgnn.kernels.dropout import dropout
+from tgnn.kernels.gather import gather
 from tgnn.nn.gat import GATConv, GATv2Conv
 from tgnn.nn.gcn import GCNConv
 from tgnn.nn.gin import GINConv
 from tgnn.nn.layer import Layer, Rows, as_layer
 from tgnn.nn.norm import NORMS, SyncBatchNorm, make_norm
+from tgnn.nn.products import Linear
 from tgnn.nn.sage import SAGEConv
 from tgnn.nn.transformer import TransformerConv
 from tgnn.parallel.comm import current
@@ -137,7 +139,7 @@ class GNN(nn.Module):
             )
             own, x_dst = (halo.local, halo.head) if unchanged else (x, x[: block.n_dst])
             if number == 0 and batch.dst_rows is not None:
-                x_dst = x.index_select(0, batch.dst_rows)
+                x_dst = gather(x, batch.dst_rows)
             local_dst = x_dst if unchanged else None
             out = layer(block, Rows(own, halo.local, halo, key, batch.stage, x_dst, local_dst))
             x = self.after_layer(number, out, x_dst)
@@ -183,4 +185,4 @@ def _width(layer: nn.Module, name: str) -> int:
 
 def _shortcut(layer: nn.Module) -> nn.Module:
     before, after = _width(layer, "in_features"), _width(layer, "out_features")
-    return nn.Identity() if before == after else nn.Linear(before, after, bias=False)
+    return nn.Identity() if before == after else Linear(before, after, bias=False)

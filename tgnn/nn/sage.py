@@ -18,6 +18,7 @@ from tgnn.errors import wrong
 from tgnn.kernels.block import Block
 from tgnn.kernels.spmm import spmm
 from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.products import Linear, add_linear
 
 AGGREGATORS = ("mean", "max", "pool", "gcn")
 
@@ -35,10 +36,10 @@ class SAGEConv(Layer):
             )
         self.in_features, self.out_features, self.aggregator = in_features, out_features, aggregator
         has_self = aggregator != "gcn"
-        self.fc_self = nn.Linear(in_features, out_features, bias=bias) if has_self else None
-        self.fc_neigh = nn.Linear(in_features, out_features, bias=False)
+        self.fc_self = Linear(in_features, out_features, bias=bias) if has_self else None
+        self.fc_neigh = Linear(in_features, out_features, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias and not has_self else None
-        self.fc_pool = nn.Linear(in_features, in_features) if aggregator == "pool" else None
+        self.fc_pool = Linear(in_features, in_features) if aggregator == "pool" else None
         # A sum commutes with the projection: the narrower side of it aggregates and travels.
         self.projects_first = aggregator in ("mean", "gcn") and out_features < in_features
         self.reads_rows_in_place = aggregator in ("mean", "gcn")
@@ -77,11 +78,7 @@ class SAGEConv(Layer):
             neighbours = spmm(block, rows.all(), block.weight, "max")
         if self.projects_first:
             return out + neighbours
-        # One pass: the product is added as it is made, in place where all are of one type.
-        weight = self.fc_neigh.weight.t()
-        if out.dtype == neighbours.dtype == weight.dtype:
-            return out.addmm_(neighbours, weight)
-        return torch.addmm(out, neighbours, weight)
+        return add_linear(out, neighbours, self.fc_neigh.weight)
 
     def _forward_gcn(self, block: Block, rows: Rows) -> Tensor:
         local = rows.local

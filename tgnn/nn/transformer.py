@@ -10,12 +10,12 @@ b = sigmoid(w . [m, r, m - r]). A vertex without in-edges has m = 0. Edge weight
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tgnn.kernels.attention import attention
 from tgnn.kernels.block import Block
 from tgnn.nn.layer import Layer, Rows
+from tgnn.nn.products import Linear, linear
 
 
 class TransformerConv(Layer):
@@ -30,22 +30,22 @@ class TransformerConv(Layer):
         self.in_features, self.head_features, self.heads = in_features, out_features, heads
         self.attention_dropout, self.concat = attention_dropout, concat
         self.out_features = heads * out_features if concat else out_features
-        self.lin_key = nn.Linear(in_features, heads * out_features)
-        self.lin_query = nn.Linear(in_features, heads * out_features)
-        self.lin_value = nn.Linear(in_features, heads * out_features)
-        self.lin_skip = nn.Linear(in_features, self.out_features, bias=bias)
-        self.lin_beta = nn.Linear(3 * self.out_features, 1, bias=False) if beta else None
+        self.lin_key = Linear(in_features, heads * out_features)
+        self.lin_query = Linear(in_features, heads * out_features)
+        self.lin_value = Linear(in_features, heads * out_features)
+        self.lin_skip = Linear(in_features, self.out_features, bias=bias)
+        self.lin_beta = Linear(3 * self.out_features, 1, bias=False) if beta else None
 
     def reset_parameters(self) -> None:
         """Uniform in 1 / sqrt(in_features) around 0, as PyG's TransformerConv."""
-        for linear in (self.lin_key, self.lin_query, self.lin_value, self.lin_skip, self.lin_beta):
-            if linear is not None:
-                linear.reset_parameters()
+        for module in (self.lin_key, self.lin_query, self.lin_value, self.lin_skip, self.lin_beta):
+            if module is not None:
+                module.reset_parameters()
 
     def before_exchange(self, x: Tensor) -> Tensor:
         """Key and value side by side, [n, 2 x heads x out_features]: every vertex is projected once."""
         weight = torch.cat([self.lin_key.weight, self.lin_value.weight])
-        return F.linear(x, weight, torch.cat([self.lin_key.bias, self.lin_value.bias]))
+        return linear(x, weight, torch.cat([self.lin_key.bias, self.lin_value.bias]))
 
     def forward(self, block: Block, rows: Rows) -> Tensor:
         """Outputs of the destinations."""

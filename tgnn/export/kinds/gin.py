@@ -17,11 +17,13 @@ from tgnn.export.kinds.kind import (
     refuse_options,
 )
 from tgnn.nn.gin import GINConv
+from tgnn.nn.products import Linear
 
 
 def _mlp(layer: GINConv) -> str:
     """The layer's MLP as code; raises UserError for one that is not two linear layers and a ReLU."""
-    if [type(module) for module in layer.mlp] != [nn.Linear, nn.ReLU, nn.Linear]:
+    kinds = [nn.Linear if type(module) is Linear else type(module) for module in layer.mlp]
+    if kinds != [nn.Linear, nn.ReLU, nn.Linear]:
         got, expected = "a GINConv with another mlp", "linear, ReLU, linear as GINConv makes it"
         raise wrong("export", got, expected, "rewrite that layer there by hand")
     first, _, second = layer.mlp
