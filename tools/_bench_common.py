@@ -35,7 +35,7 @@ from tgnn.parallel.allocator import keep_freed_memory
 from tgnn.training.metrics import provenance, write_json
 
 MODELS = ("sage", "gcn", "gat")
-PEERS = ("dgl", "pyg", "torch")
+PEERS = ("dgl", "pyg", "pyg-loader", "torch")
 OURS = "tgnn"
 GAT_HEADS = 4
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -318,7 +318,8 @@ def _ranks_allocator(allocator: str) -> Iterator[None]:
 
 def versions_of(peers: Sequence[str]) -> dict[str, str | None]:
     """The peers' versions, as imported."""
-    packages = {"dgl": ["dgl"], "pyg": ["torch_geometric", "torch_sparse", "torch_scatter"], "torch": []}
+    pyg = ["torch_geometric", "torch_sparse", "torch_scatter"]
+    packages = {"dgl": ["dgl"], "pyg": pyg, "pyg-loader": pyg, "torch": []}
     names = [package for peer in peers for package in packages[peer]]
     return {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
 

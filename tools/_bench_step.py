@@ -244,6 +244,11 @@ def _notes(args: argparse.Namespace, ours: Ours, rates: dict[str, float]) -> lis
             f"Before timing: logits, and input gradients in float64, equal to {OUTPUT_TOLERANCE:g} on the same blocks, "
             "every destination's number of in-edges equal, edges and rows of a layer within 1 %."
         )
+    if "pyg-loader" in args.against:
+        notes.append(
+            "pyg-loader draws for a vertex once, in the hop that meets it first, so its sample is smaller than ours, "
+            "and computes every layer on all of it; checked were its edges, and the models on our blocks."
+        )
     if args.against and args.dtype != "float32":
         notes.append("tgnn has rows in bfloat16 over float32 weights; the others stay in float32.")
     if args.model == "gcn" and "dgl" in args.against:

@@ -1,8 +1,9 @@
 """The systems that tgnn is compared with: what each must do for the same step, stage by stage.
 
 Each peer is used as its own users would, in its fastest documented way: DGL samples by `sample_blocks` without
-worker processes, PyG by `NeighborSampler` on a `SparseTensor`, which draws for every vertex of the frontier as we do
-(its `NeighborLoader` draws once per vertex and so does other work). `torch` is the step that one writes by hand on
+worker processes, PyG by `NeighborSampler` on a `SparseTensor`, which draws for every vertex of the frontier as we do.
+`pyg-loader` is PyG's `NeighborLoader`, which its documentation leads to: it draws once per vertex and computes every
+layer on all of them, other work, which a note under its times says. `torch` is the step that one writes by hand on
 plain PyTorch.
 """
 
@@ -45,6 +46,8 @@ class Peer(ABC):
     """A system that samples and trains on one graph with a copy of our model's weights."""
 
     name: str
+    draws_alike = True
+    """Whether it draws for every vertex of each hop's frontier, as we do, so that numbers of edges can be compared."""
 
     def __init__(self, dataset: Dataset, fanouts: Sequence[int], model: GNN | None) -> None:
         """`model` None: for sampling alone."""
@@ -282,7 +285,7 @@ def require_peer(name: str) -> None:
     """UserError where what the peer needs cannot be imported."""
     if name == "dgl":
         import_framework(DGL)
-    if name == "pyg":
+    if name in ("pyg", "pyg-loader"):
         import_framework(PYG)
         torch_sparse()
 
@@ -312,4 +315,8 @@ def make_peer(name: str, dataset: Dataset, fanouts: Sequence[int], model: GNN | 
         from _peer_pyg import PygPeer
 
         return PygPeer(dataset, fanouts, model)
-    raise wrong("--against", name, "dgl, pyg or torch", "correct the name")
+    if name == "pyg-loader":
+        from _peer_pyg_loader import PygLoaderPeer
+
+        return PygLoaderPeer(dataset, fanouts, model)
+    raise wrong("--against", name, "dgl, pyg, pyg-loader or torch", "correct the name")

@@ -68,6 +68,10 @@ def layers_of(batch: MiniBatch) -> list[Layer]:
 
 def same_samples(peer: Peer, dataset: Dataset, fanouts: Sequence[int], batches: Sequence[MiniBatch]) -> None:
     """Mismatch where the peer's samples for the batches' seeds are not such as ours could have been."""
+    if not peer.draws_alike:
+        for batch in batches:
+            _subgraph_drawn_right(peer, batch.seeds, fanouts, dataset)
+        return
     theirs = [peer.layers_of(peer.sample(batch.seeds)) for batch in batches]
     for batch, layers in zip(batches, theirs, strict=True):
         if len(layers) != len(fanouts) or not torch.equal(layers[-1].rows[: layers[-1].n_dst], batch.seeds):
@@ -83,6 +87,21 @@ def same_samples(peer: Peer, dataset: Dataset, fanouts: Sequence[int], batches: 
             allowed = max(COUNT_TOLERANCE, 5 / max(1, own) ** 0.5)
             if abs(other - own) > allowed * own:
                 raise Mismatch(f"{peer.name} sampled {other} {what} in layer {number} where we sampled {own}")
+
+
+def _subgraph_drawn_right(peer: Peer, seeds: Tensor, fanouts: Sequence[int], dataset: Dataset) -> None:
+    """Seeds come first and have as many edges as is asked for them, other rows no more than for any hop."""
+    (layer,) = peer.layers_of(peer.sample(seeds))
+    if not torch.equal(layer.rows[: len(seeds)], seeds):
+        raise Mismatch(f"{peer.name} sampled other seeds")
+    degree = torch.from_numpy(dataset.graph.indptr).diff()[layer.rows]
+    drawn = torch.bincount(layer.destination, minlength=len(layer.rows))
+    most, first = (
+        degree if -1 in fanouts[:hops] else degree.clamp(max=max(fanouts[:hops])) for hops in (None, 1)
+    )
+    if (drawn > most).any() or not torch.equal(drawn[: len(seeds)], first[: len(seeds)]):
+        raise Mismatch(f"{peer.name} drew another number of in-edges")
+    _are_in_edges(f"the subgraph of {peer.name}", layer, dataset)
 
 
 def _edges(layer: Layer) -> int:
@@ -105,6 +124,14 @@ def _drawn_right(where: str, layer: Layer, fanout: int, dataset: Dataset) -> Non
         raise Mismatch(
             f"{where}: {int((drawn != expected).sum())} destinations have another number of in-edges"
         )
+    _are_in_edges(where, layer, dataset)
+
+
+def _are_in_edges(where: str, layer: Layer, dataset: Dataset) -> None:
+    """No row appears twice, and every edge is one of the graph's, drawn once."""
+    graph, rows = dataset.graph, layer.rows.numpy()
+    destinations = rows[: layer.n_dst]
+    degree = graph.indptr[destinations + 1] - graph.indptr[destinations]
     if len(np.unique(rows)) != len(rows):
         raise Mismatch(f"{where}: a source appears twice")
     pairs = (

@@ -118,6 +118,17 @@ def test_pyg_does_the_same_work(bench, tmp_path, model):
         assert found["results"]["total"]["ratio"]["pyg"] > 0
 
 
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_pygs_loader_is_checked_and_compared(bench, tmp_path, capsys, model):
+    pytest.importorskip("torch_geometric")
+    pytest.importorskip("torch_sparse", exc_type=ImportError)
+    for options in (STEP, INFERENCE):
+        found = made(bench, [*options, "--model", model, "--against", "pyg-loader"], tmp_path)
+        assert found["results"]["total"]["ratio"]["pyg-loader"] > 0
+    assert run_command(bench.main, [*STEP, "--model", "gcn", "--against", "pyg-loader"]) == 2
+    assert "sage or gat" in capsys.readouterr().err
+
+
 class Spoilt:
     """Wrong copies of what a peer does, one at a time."""
 
