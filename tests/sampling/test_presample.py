@@ -13,6 +13,7 @@ from tgnn.parallel.comm import Comm, current
 from tgnn.partition import assign
 from tgnn.sampling.presample import Presampled, halo_requests, planned_steps, presample
 from tgnn.sampling.replay import count_split, replay
+from tgnn.training import partitioning
 from tgnn.training.partitioning import PresampleOptions, partitioned
 
 FANOUTS = [3, 2]
@@ -137,6 +138,26 @@ def test_a18_training_vertices_in_two_of_forty_communities(lopsided: Dataset) ->
     made = partitioned(lopsided, 4, options=PresampleOptions(fanouts=(10, 10), batch_size=64))
     assert made.report["expected"]["partitions"]["presampled lp"]["balance"] < 1.15
     assert max(made.report["train"]) <= 1.1 * sum(made.report["train"]) / 4 + 1
+
+
+def test_a_partition_by_in_edges_is_made_only_to_compare_with(
+    lopsided: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long as the one that is kept."""
+    made: list[str] = []
+
+    def counted(data: Dataset, parts: int, method: str = "lp", **options: object) -> np.ndarray:
+        made.append(method)
+        return assign(data, parts, method, **options)
+
+    monkeypatch.setattr(partitioning, "assign", counted)
+    options = PresampleOptions(fanouts=(5,), batch_size=64)
+    alone = partitioned(lopsided, 4, options=options)
+    assert made.count("lp") == 1
+    compared = partitioned(lopsided, 4, options=options, compare=True)
+    assert made.count("lp") == 3
+    assert list(compared.report["expected"]["partitions"]) == ["random", "unweighted lp", "presampled lp"]
+    assert np.array_equal(alone.part_of, compared.part_of)
 
 
 def test_presampled_parts_exchange_less_where_use_is_uneven(lopsided: Dataset) -> None:

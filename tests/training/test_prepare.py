@@ -97,7 +97,7 @@ def test_a_presampled_store_knows_its_hot_rows_and_what_a_step_costs() -> None:
     store = prepare("sbm:300", 2, presample=SAMPLING)
     assert store.presampled["fanouts"] == [3, 2] and store.presampled["steps"] >= 1
     expected = store.meta["report"]["expected"]
-    assert list(expected["partitions"]) == ["random", "unweighted lp", "presampled lp"]
+    assert list(expected["partitions"]) == ["random", "presampled lp"]
     for found in expected["partitions"].values():
         assert len(found["exchange_rows"]) == 2 and found["balance"] >= 1
     for number in range(2):

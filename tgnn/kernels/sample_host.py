@@ -32,7 +32,7 @@ def draw_uniform(
     Args: start, degree, count int64 [n]: of each row the first edge, how many there are, and how many it gives; the
     others as `sample_neighbors`'.
     """
-    neighbours, names, degrees, counts = (each.numpy() for each in (indices, ids, degree, count))
+    names, degrees, counts = (each.numpy() for each in (ids, degree, count))
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     # Only rows with more edges than they give are decided by a draw; the others give all of theirs, or none.
@@ -46,10 +46,9 @@ def draw_uniform(
         position[np.repeat(is_drawn, counts)] = picks.reshape(-1)
     edge = np.repeat(start.numpy(), counts)
     edge += position
-    src = np.empty(out[-1], neighbours.dtype)
-    # "clip" writes into `out` directly; "raise" would go through a copy.
-    np.take(neighbours, edge, out=src, mode="clip")
-    return tuple(torch.from_numpy(found) for found in (out, src, position, edge))
+    found = tuple(torch.from_numpy(one) for one in (out, position, edge))
+    # PyTorch's threads wait for memory together.
+    return found[0], indices.index_select(0, found[2]), found[1], found[2]
 
 
 def _picks(key: int, ids: np.ndarray, degree: np.ndarray, fanout: int, replace: bool) -> np.ndarray:

@@ -69,9 +69,12 @@ def partitioned(
     if method == "random":
         part_of = candidates["random"].astype(np.int32)
     else:
-        unweighted = assign(dataset, parts, method=method, seed=seed, progress=progress).astype(small)
+        if compare:
+            unweighted = assign(dataset, parts, method=method, seed=seed, progress=progress)
+            candidates[f"unweighted {method}"] = unweighted.astype(small)
+            del unweighted
         part_of = assign(dataset, parts, method=method, seed=seed, progress=progress, **weights)
-        candidates |= {f"unweighted {method}": unweighted, f"presampled {method}": part_of}
+        candidates[f"presampled {method}"] = part_of
     del weights
     found = report(dataset, part_of, parts)
     planned = planned_steps(graph, dataset.train, **sampling)
