@@ -215,7 +215,8 @@ class Plain:
 
 def _plain(linear: nn.Linear) -> nn.Linear:
     """torch's own linear layer with a copy of the weights of ours."""
-    plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    like = {"dtype": linear.weight.dtype, "device": linear.weight.device, "bias": linear.bias is not None}
+    plain = nn.utils.skip_init(nn.Linear, linear.in_features, linear.out_features, **like)
     plain.load_state_dict(linear.state_dict())
     return plain
 

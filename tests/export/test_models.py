@@ -13,6 +13,7 @@ from tests.export.conftest import IN, LAYERS, STACKS, Example, make_model
 from tgnn import nn as layers
 from tgnn.export.kinds import KINDS
 from tgnn.nn.model import ACTIVATIONS, GNN
+from tgnn.nn.products import Linear
 from tgnn.nn.sage import SAGEConv
 
 WEIGHTED = ("sage-mean", "sage-max", "sage-pool", "sage-gcn", "gcn", "gin")
@@ -41,6 +42,16 @@ def test_outputs_gradients_and_keys(side: Side, example: Example, layer: str, st
     (got * weights).sum().backward()
     close(other.grad, mine.grad, 2 * TOLERANCE[dtype])
     same_gradients(model, theirs, side.back, 2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("layer", ["gin", "sage-mean"])
+def test_torchs_own_linear_maps_are_taken_too(side: Side, example: Example, layer: str):
+    """A user may put them in, and models that were saved whole before ours have them."""
+    model, x = make_model(layer, "residual"), rows(example)
+    for module in model.modules():
+        if type(module) is Linear:
+            module.__class__ = torch.nn.Linear
+    close(side.run(side.to(model), example, x), example.ours(model, x), 1e-4)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from tgnn.data.synthetic import sbm
 from tgnn.kernels.block import Block
-from tgnn.kernels.gather import gather
-from tgnn.kernels.room import first_rows, rounded_rows, rows_with_room, with_room
-from tgnn.kernels.spmm import spmm
+from tgnn.kernels.room import first_rows
 from tgnn.nn import products
+from tgnn.nn.layer import Rows, _Divided
 from tgnn.nn.model import GNN
 from tgnn.nn.products import Linear, add_linear, linear
 from tgnn.partition.store import Store, write_store
 from tgnn.sampling.loader import Loader
 
 ROWS, IN, OUT = 1001, 24, 40
+ROUNDED = 1008
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
-    """Products of any size go to oneDNN; the numbers of rows that it was asked for."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Products of any size go to oneDNN; the shapes of the rows that it was given."""
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(products, "LEAST_WORK", 1)
     found: list[tuple[int, ...]] = []
-    inner = products._multiplied
+    inner = products._by_onednn
 
-    def counted(x: Tensor, *rest: Tensor | None) -> Tensor:
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         found.append(tuple(x.shape))
-        return inner(x, *rest)
+        return inner(x, weight, bias)
 
-    monkeypatch.setattr(products, "_multiplied", counted)
-    yield found
+    monkeypatch.setattr(products, "_by_onednn", counted)
+    return found
 
 
 def operands(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +68,7 @@ def test_linear_and_its_gradients_are_torchs(calls: list, with_bias: bool, room:
     grad = torch.randn(ROWS, OUT, generator=torch.Generator().manual_seed(1))
     found = linear(*given)
     gradients = torch.autograd.grad(found, given, grad)
-    assert calls == [(ROWS, IN), (ROWS, OUT)]
+    assert calls == [(ROUNDED, IN), (ROUNDED, OUT)]
     wide = [t.detach().double().requires_grad_() for t in given]
     right = F.linear(*wide)
     assert found.dtype == torch.float32 and found.is_contiguous()
@@ -78,7 +83,8 @@ def test_add_linear_writes_into_the_total(calls: list):
     start = torch.randn(ROWS, OUT, requires_grad=True)
     total = start * 1
     found = add_linear(total, x, weight)
-    assert found.data_ptr() == total.data_ptr() and calls == [(ROWS, IN)]
+    assert found is total and calls == [(ROUNDED, IN)]
+    assert total.grad_fn is found.grad_fn and "AddLinear" in total.grad_fn.name()
     grad = torch.randn(ROWS, OUT)
     gradients = torch.autograd.grad(found, (start, x, weight), grad)
     wide = [t.detach().double().requires_grad_() for t in (start, x, weight)]
@@ -93,7 +99,7 @@ def test_only_the_gradients_that_are_wanted(calls: list):
     x, weight, bias = operands()
     linear(x.detach(), weight, bias).sum().backward()
     assert weight.grad is not None and bias.grad is not None
-    assert calls == [(ROWS, IN)]  # none for x
+    assert calls == [(ROUNDED, IN)]  # none for x
     with torch.no_grad():
         assert not linear(x, weight, bias).requires_grad
 
@@ -116,6 +122,27 @@ def test_the_gradient_has_a_gradient(calls: list):
 
 
 @needs_onednn
+@pytest.mark.parametrize("add", [False, True], ids=["linear", "add_linear"])
+def test_only_what_gradients_need_is_kept(calls: list, add: bool):
+    """As torch does: rows under frozen weights and weights above plain features may be changed after the product."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return add_linear(torch.zeros(ROWS, OUT), x, weight) if add else linear(x, weight)
+
+    x, weight, _ = operands()
+    hidden = x * 1
+    out = product(hidden, weight.detach())
+    hidden.relu_()
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, weight.detach().sum(0).expand(ROWS, IN))
+    out = product(x.detach(), weight)
+    with torch.no_grad():
+        weight.add_(1)
+    out.sum().backward()
+    assert calls
+
+
+@needs_onednn
 def test_changing_a_saved_operand_is_noticed(calls: list):
     x, weight, bias = operands()
     out = linear(x, weight, bias)
@@ -125,12 +152,31 @@ def test_changing_a_saved_operand_is_noticed(calls: list):
         out.sum().backward()
 
 
+class Named(Tensor):
+    """A subclass of a tensor."""
+
+
 LEFT_TO_TORCH = {
     "float64": lambda x, w, b: (x.double(), w.double(), b.double()),
     "half": lambda x, w, b: (x.half(), w.half(), b.half()),
     "three dimensions": lambda x, w, b: (x[None], w, b),
     "strided rows": lambda x, w, b: (x.repeat(1, 2)[:, :IN], w, b),
     "one row": lambda x, w, b: (x[0], w, b),
+    "strided bias": lambda x, w, b: (x, w, b.repeat(2).view(2, OUT).t().reshape(-1)[::2]),
+    "one number as bias": lambda x, w, b: (x, w, b[:1].expand(OUT)),
+    "a bias of one": lambda x, w, b: (x, w, b[:1]),
+    "a bias without dimension": lambda x, w, b: (x, w, b[0]),
+    "a bias of every row": lambda x, w, b: (x, w, b.expand(ROWS, OUT).contiguous()),
+    "a vector as weight": lambda x, w, b: (x, w[0]),
+    "sparse rows": lambda x, w, b: (x.to_sparse_csr(), w),
+    "a subclass": lambda x, w, b: (x.as_subclass(Named), w, b),
+}
+REFUSED = {
+    "weight in float64": lambda x, w, b: (x, w.double(), b),
+    "bias in float64": lambda x, w, b: (x, w, b.double()),
+    "too wide a weight": lambda x, w, b: (x, torch.ones(OUT, IN + 1), b),
+    "too long a bias": lambda x, w, b: (x, w, torch.ones(OUT + 1)),
+    "three dimensions of weight": lambda x, w, b: (x, w.view(2, OUT // 2, IN)),
 }
 
 
@@ -141,12 +187,36 @@ def test_other_operands_are_torchs(calls: list, kind: str):
     assert not calls
 
 
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_torch_refuses_is_refused_in_its_words(calls: list, kind: str):
+    given = REFUSED[kind](*(t.detach() for t in operands()))
+    with pytest.raises(RuntimeError) as expected:
+        F.linear(*given)
+    with pytest.raises(RuntimeError) as found:
+        linear(*given)
+    assert str(found.value) == str(expected.value) and not calls
+
+
+def test_totals_of_other_shapes_are_torchs(calls: list):
+    x, weight, _ = (t.detach() for t in operands())
+    with pytest.raises(RuntimeError, match="size"):
+        add_linear(torch.zeros(1, OUT), x, weight)
+    on_meta = [torch.empty(shape, device="meta") for shape in ((5, 3), (5, 8), (3, 8))]
+    assert add_linear(*on_meta).shape == (5, 3) and not calls
+
+
+def test_which_products_are_large():
+    assert products._is_large(torch.empty(20_000, 128), torch.empty(128, 128))
+    assert products._is_large(torch.empty(4_000, 128), torch.empty(128, 128))
+    assert not products._is_large(torch.empty(4_000, 128), torch.empty(16, 128))
+
+
 def test_small_products_and_other_cpus_are_torchs(calls: list, monkeypatch: pytest.MonkeyPatch):
     given = [t.detach() for t in operands()]
     monkeypatch.setattr(products, "LEAST_WORK", ROWS * IN * OUT + 1)
     assert torch.equal(linear(*given), F.linear(*given))
     total, right = torch.ones(ROWS, OUT), torch.ones(ROWS, OUT).addmm_(given[0], given[1].t())
-    assert torch.equal(add_linear(total, *given[:2]), right)
+    assert torch.equal(add_linear(total, *given[:2]), right) and torch.equal(total, right)
     monkeypatch.setattr(products, "LEAST_WORK", 1)
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     linear(*given)
@@ -174,6 +244,45 @@ def test_transforms_of_torch_func_work(calls: list):
     with forward_ad.dual_level():
         out = linear(forward_ad.make_dual(x, tangent), weight, bias)
         torch.testing.assert_close(forward_ad.unpack_dual(out).tangent, tangent @ weight.t())
+
+
+@needs_onednn
+@pytest.mark.parametrize("add", [False, True], ids=["linear", "add_linear"])
+def test_many_gradients_at_once_and_their_tangents(calls: list, add: bool):
+    """The backward pass may be transformed where the forward pass was not."""
+    x, weight, _ = operands()
+    out = add_linear(torch.zeros(ROWS, OUT), x, weight) if add else linear(x, weight)
+    grad = torch.stack([torch.ones(ROWS, OUT), torch.full((ROWS, OUT), 2.0)])
+    (found,) = torch.autograd.grad(out, x, grad, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(found, grad @ weight.detach())
+    with forward_ad.dual_level():
+        (slope,) = torch.autograd.grad(out, x, forward_ad.make_dual(grad[0], grad[1]))
+        torch.testing.assert_close(forward_ad.unpack_dual(slope).tangent, grad[1] @ weight.detach())
+
+
+@needs_onednn
+def test_tracers_see_torchs_own_operations(calls: list):
+    x, weight, bias = (t.detach() for t in operands())
+    module = Linear(IN, OUT)
+    module.load_state_dict({"weight": weight, "bias": bias})
+    right = F.linear(x, weight, bias)
+    assert torch.equal(torch.fx.symbolic_trace(nn.Sequential(module))(x), right)
+    assert torch.equal(torch.jit.trace(module, x)(x), right)
+    assert torch.equal(torch.jit.script(module)(x), right)
+    assert torch.equal(torch.compile(module, fullgraph=True, backend="eager")(x), right)
+    calls.clear()
+    with FlopCounterMode(display=False) as counter:
+        module(x)
+    assert counter.get_total_flops() == 2 * ROWS * IN * OUT and not calls
+
+
+def test_the_cpus_maker_is_read(tmp_path: Path):
+    about = tmp_path / "cpuinfo"
+    assert products._vendor(about) == "GenuineIntel"
+    about.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\n")
+    assert products._vendor(about) == "AuthenticAMD"
+    about.write_text("CPU implementer\t: 0x41\n")
+    assert products._vendor(about) == "GenuineIntel"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +315,21 @@ def test_small_products_under_autocast_are_rounded_once(dtypes: tuple[torch.dtyp
     assert found.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", ["weights in bfloat16", "bias in float16", "operands in float64", "float16"])
+def test_small_products_under_autocast_of_other_types_are_autocasts(kind: str):
+    x, weight, bias = (t.detach() for t in operands())
+    given = {
+        "weights in bfloat16": (x, weight.bfloat16(), bias.bfloat16()),
+        "bias in float16": (x, weight, bias.half()),
+        "operands in float64": (x.double(), weight.double(), bias.double()),
+        "float16": (x, weight, bias),
+    }[kind]
+    with torch.autocast("cpu", dtype=torch.float16 if kind == "float16" else torch.bfloat16):
+        found, right = linear(*given), F.linear(*given)
+    assert found.dtype == right.dtype
+    torch.testing.assert_close(found, right, rtol=2**-6, atol=2**-4)
+
+
 def test_large_products_under_autocast_are_autocasts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(products, "LEAST_WORK", 1)
     x, weight, bias = (t.detach() for t in operands())
@@ -213,6 +337,19 @@ def test_large_products_under_autocast_are_autocasts(monkeypatch: pytest.MonkeyP
         assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
         total = torch.ones(ROWS, OUT, dtype=torch.bfloat16)
         assert torch.equal(add_linear(total, x, weight), torch.addmm(total, x, weight.t()))
+
+
+class NoProducts(TorchFunctionMode):
+    """Fails where a dense product goes past `linear` and `add_linear`."""
+
+    KNOWN = (
+        F.linear, torch.addmm, torch.matmul, torch.mm, Tensor.addmm, Tensor.addmm_, Tensor.matmul, Tensor.mm,
+        Tensor.__matmul__,
+    )  # fmt: skip
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in self.KNOWN
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -226,53 +363,49 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_models_compute_the_same(calls: list, monkeypatch: pytest.MonkeyPatch, store: Store, model: str):
     batch = next(iter(Loader(store, [5, 5], 64, seed=1)))
 
-    def step() -> list[Tensor]:
+    def step(watched: AbstractContextManager) -> list[Tensor]:
         torch.manual_seed(0)
         net = GNN.build(model, store.num_features, 16, store.num_classes, residual=True)
-        loss = F.cross_entropy(net(batch), batch.y)
+        with watched:
+            out = net(batch)
+        loss = F.cross_entropy(out, batch.y)
         loss.backward()
         return [loss.detach(), *(parameter.grad for parameter in net.parameters())]
 
-    found = step()
+    found = step(NoProducts())
     assert calls
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
-    for own, right in zip(found, step(), strict=True):
+    for own, right in zip(found, step(nullcontext()), strict=True):
         torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_are_rounded_to_few_numbers():
-    numbers = [rounded_rows(rows) for rows in range(1, 1 << 15)]
-    assert all(number >= rows for rows, number in enumerate(numbers, start=1))
-    assert all(number - rows < max(32, rows / 32 + 1) for rows, number in enumerate(numbers, start=1))
-    # 32 of an octave and those below 1024.
-    assert len(set(numbers)) <= 32 * 6
-    assert rounded_rows(0) == 0
+def test_means_of_half_rows_are_divided_once_and_in_place():
+    """Under autocast: the sum, rounded once, over the float32 number of edges, rounded once."""
+    total = (torch.randn(3, 5) * 1000).bfloat16().requires_grad_()
+    divisor = torch.tensor([[1.0], [3.0], [257.0]])  # 257 is no bfloat16
+    rows = total * 1
+    found = _Divided.apply(rows, divisor)
+    assert found is rows and "Divided" in rows.grad_fn.name()
+    assert torch.equal(found, (total.float() / divisor).bfloat16())
+    grad = torch.randn(3, 5).bfloat16()
+    (slope,) = torch.autograd.grad(found, total, grad, retain_graph=True)
+    assert torch.equal(slope, (grad.float() / divisor).bfloat16())
+    again = grad.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(found, total, again, create_graph=True)
+    assert torch.equal(torch.autograd.grad(slope.sum(), again)[0], (1 / divisor).expand(3, 5).bfloat16())
+    many = torch.stack([grad, 2 * grad])
+    (slopes,) = torch.autograd.grad(found, total, many, is_grads_batched=True)
+    assert torch.equal(slopes[1], (2 * grad.float() / divisor).bfloat16())
 
 
-def test_room_is_found_where_there_is_some():
-    table = torch.arange(100.0).view(50, 2)
-    assert with_room(table) is None  # 64 rows
-    assert with_room(table[1:17]).shape == (32, 2)
-    assert torch.equal(with_room(table[18:30]), table[18:50])
-    assert with_room(table[19:31]) is None
-    rows = rows_with_room(table, 45)
-    assert rows.shape == (45, 2) and with_room(rows).shape == (64, 2)
-    assert not with_room(rows)[45:].any()
-
-
-def test_gathered_and_summed_rows_have_room():
-    table = torch.randn(40, 8)
-    rows = torch.tensor([3, 39, 0])
-    picked = gather(table, rows)
-    assert torch.equal(picked, table[rows])
-    block = Block(torch.tensor([0, 2, 2, 3]), torch.tensor([5, 1, 7]), 40)
-    for reduce in ("sum", "mean"):
-        summed = spmm(block, table.requires_grad_(), None, reduce)
-        # In-place work on the result of a function whose rows were a view would be an error.
-        summed = summed.mul_(2)
-        right = table[5] + table[1]
-        torch.testing.assert_close(summed[0], 2 * right if reduce == "sum" else right)
-        assert not summed[1].any() and len(summed) == 3
-        for found in (picked, summed):
-            assert with_room(found).shape == (32, 8)
-        summed.sum().backward()
+@pytest.mark.parametrize("autocast", [True, False])
+def test_means_of_half_rows_come_in_the_type_of_the_products(autocast: bool):
+    indptr = torch.cat([torch.tensor([0]), torch.tensor([257, 3]).cumsum(0)])
+    block = Block(indptr, torch.arange(260), 260)
+    x = torch.randn(260, 4).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        found = Rows(x, x).aggregate(block, None, "mean")
+    total = torch.stack([x[:257].float().sum(0), x[257:].float().sum(0)]).bfloat16().float()
+    right = total / torch.tensor([[257.0], [3.0]])
+    assert found.dtype == (torch.bfloat16 if autocast else torch.float32)
+    assert torch.equal(found, right.to(found.dtype))

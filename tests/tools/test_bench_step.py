@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tests.frameworks import imported
+from tgnn.data.synthetic import sbm
 from tgnn.errors import run_command
 from tgnn.export.frameworks import DGL
+from tgnn.nn.model import GNN
 
 TINY = ["rmat:8", "--rounds", "2", "--warmup", "0", "--fanouts", "3,4"]
 STEP = ["step", *TINY, "--batch-size", "8", "--hidden", "8"]
@@ -210,6 +212,19 @@ def sampled_by_torch(peers):
     dataset = rmat(8)
     batches = list(Loader(prepare(dataset, 1), [3, 4], 8))
     return dataset, batches, peers.TorchPeer(dataset, [3, 4], None)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_the_plain_peer_multiplies_as_torch_does(bench, kind):
+    """And its layers have the types of ours, and leave the random numbers to come as they are."""
+    peers = importlib.import_module("_peers")
+    model = GNN.build(kind, 6, 8, 3).double()
+    state = torch.get_rng_state()
+    plain = peers.TorchPeer(sbm(40), [2, 2], model).model
+    assert torch.equal(torch.get_rng_state(), state)
+    linear = [module for module in plain.modules() if isinstance(module, torch.nn.Linear)]
+    assert linear and all(type(module) is torch.nn.Linear for module in linear)
+    assert all(parameter.dtype == torch.float64 for parameter in plain.parameters())
 
 
 def test_floyd_draws_different_numbers_evenly(bench):

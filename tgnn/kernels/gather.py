@@ -18,7 +18,7 @@ from torch import Tensor
 from tgnn.errors import wrong
 from tgnn.kernels.backend import choose
 from tgnn.kernels.block import transpose
-from tgnn.kernels.room import rows_with_room
+from tgnn.kernels.room import is_plain, rows_with_room
 from tgnn.kernels.segment import segment_sum
 
 
@@ -61,10 +61,8 @@ def gather_torch(x: Tensor, rows: Tensor, rest: Tensor | None = None) -> Tensor:
         return _two_tier(x, rows, rest)
     if x.requires_grad:
         return _Gather.apply(x, rows)
-    return x.index_select(0, rows) if x.is_cuda or x.dim() != 2 else _with_room(x, rows)
-
-
-def _with_room(x: Tensor, rows: Tensor) -> Tensor:
+    if x.dim() != 2 or not is_plain(x, rows):
+        return x.index_select(0, rows)
     return torch.index_select(x, 0, rows, out=rows_with_room(x, rows.numel()))
 
 

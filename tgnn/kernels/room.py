@@ -7,13 +7,45 @@ the end of the rows into their room, and drops what it gets there.
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+# Fewer rows have no room: their products take less than an allocation, and small tensors stay small.
+LEAST_ROWS = 512
 
 
 def rounded_rows(rows: int) -> int:
-    """`rows` rounded up to a few sizes: by at most 1/32, or to a multiple of 32."""
-    step = max(32, 1 << max(0, rows.bit_length() - 6))
+    """`rows` rounded up to a few sizes: by at most 1/32, and not where there are less than LEAST_ROWS."""
+    step = 1 << (rows.bit_length() - 6) if rows >= LEAST_ROWS else 1
     return -(-rows // step) * step
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are strided tensors on a CPU whose memory may be used directly: nothing traces, transforms or
+    records what is done to them (torch.compile, torch.func, forward-mode gradients, modes that see every operation).
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or any(type(t) not in (Tensor, nn.Parameter) for t in tensors)
+        or any(t.device.type != "cpu" or t.layout != torch.strided or t.is_quantized for t in tensors)
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.jit.is_tracing()
+        or any(not _has_memory(t) for t in tensors)
+    )
+
+
+def _has_memory(t: Tensor) -> bool:
+    try:
+        t.untyped_storage()
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # stands for several (is_grads_batched), or keeps it elsewhere
+        return False
+    return True
 
 
 def first_rows(table: Tensor, rows: int) -> Tensor:

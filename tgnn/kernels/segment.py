@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tgnn.kernels.room import first_rows, rounded_rows
+from tgnn.kernels.room import first_rows, is_plain, rounded_rows
 from tgnn.kernels.tuning import strategy
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -54,7 +54,7 @@ def by_embedding_bag(table: Tensor, rows: Tensor, indptr: Tensor, weight: Tensor
     if weight is not None:
         weight = weight.to(wide.dtype).contiguous()
     indptr, segments = indptr.to(rows.dtype), indptr.numel() - 1
-    roomy = not table.is_cuda and not torch.is_grad_enabled()
+    roomy = is_plain(table, rows) and not torch.is_grad_enabled()
     if roomy:  # empty segments behind the others
         indptr = F.pad(indptr, (0, rounded_rows(segments) - segments), value=rows.numel())
     out = F.embedding_bag(rows, wide, indptr, mode="sum", per_sample_weights=weight, include_last_offset=True)

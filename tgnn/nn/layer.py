@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tgnn.errors import wrong
 from tgnn.kernels.block import Block
+from tgnn.kernels.room import is_plain
 from tgnn.kernels.segment import HALF_TYPES
 from tgnn.kernels.spmm import spmm
 from tgnn.parallel.exchange import Halo
@@ -110,11 +111,9 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (divisor,) = ctx.saved_tensors
-        return (grad / divisor).to(grad.dtype) if torch.is_grad_enabled() else _quotient(grad, divisor), None
-
-
-def _quotient(rows: Tensor, divisor: Tensor) -> Tensor:
-    return torch.div(rows, divisor, out=torch.empty_like(rows))
+        if torch.is_grad_enabled() or not is_plain(grad, divisor):
+            return (grad / divisor).to(grad.dtype), None
+        return torch.div(grad, divisor, out=torch.empty_like(grad)), None
 
 
 class Layer(nn.Module):
