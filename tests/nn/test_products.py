@@ -360,12 +360,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @needs_onednn
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat", "gatv2", "gin", "transformer"])
-def test_models_compute_the_same(calls: list, monkeypatch: pytest.MonkeyPatch, store: Store, model: str):
+@pytest.mark.parametrize("hidden", [8, 40], ids=["narrower", "wider"])
+def test_models_compute_the_same(
+    calls: list, monkeypatch: pytest.MonkeyPatch, store: Store, model: str, hidden: int
+):
     batch = next(iter(Loader(store, [5, 5], 64, seed=1)))
 
     def step(watched: AbstractContextManager) -> list[Tensor]:
         torch.manual_seed(0)
-        net = GNN.build(model, store.num_features, 16, store.num_classes, residual=True)
+        net = GNN.build(model, store.num_features, hidden, store.num_classes, residual=True)
         with watched:
             out = net(batch)
         loss = F.cross_entropy(out, batch.y)
