@@ -7,7 +7,7 @@ import torch
 
 from tgnn.kernels.block import Block
 from tgnn.kernels.gather import gather
-from tgnn.kernels.room import first_rows, rounded_rows, rows_with_room, with_room
+from tgnn.kernels.room import first_rows, rounded_down, rounded_rows, rows_with_room, with_room
 from tgnn.kernels.spmm import spmm
 
 ROWS, ROUNDED = 1001, 1008
@@ -20,6 +20,10 @@ def test_rows_are_rounded_to_few_numbers():
     # 32 of an octave.
     assert len(set(numbers)) <= 32 * 6 + 1
     assert rounded_rows(ROWS) == ROUNDED
+    down = [rounded_down(rows) for rows in range(1, 1 << 15)]
+    assert all(low <= rows for rows, low in enumerate(down, start=1))
+    assert all(low == rows or rounded_rows(low + 1) >= rows for rows, low in enumerate(down, start=1))
+    assert {low for low in down if low >= 512} <= {number for number in numbers}
 
 
 def test_room_is_found_where_there_is_some():

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tgnn.data.synthetic import sbm
 from tgnn.kernels.block import Block
-from tgnn.kernels.room import first_rows
+from tgnn.kernels.room import first_rows, with_room
 from tgnn.nn import products
 from tgnn.nn.layer import Rows, _Divided
 from tgnn.nn.model import GNN
@@ -330,13 +330,56 @@ def test_small_products_under_autocast_of_other_types_are_autocasts(kind: str):
     torch.testing.assert_close(found, right, rtol=2**-6, atol=2**-4)
 
 
-def test_large_products_under_autocast_are_autocasts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(products, "LEAST_WORK", 1)
-    x, weight, bias = (t.detach() for t in operands())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
-        total = torch.ones(ROWS, OUT, dtype=torch.bfloat16)
-        assert torch.equal(add_linear(total, x, weight), torch.addmm(total, x, weight.t()))
+@needs_onednn
+@pytest.mark.parametrize("room", [True, False], ids=["room", "no room"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("product", ["linear", "add_linear"])
+def test_large_products_under_autocast_are_autocasts(
+    calls: list, room: bool, dtype: torch.dtype, product: str
+):
+    """Few shapes, and torch's values and types; gradients of the weights are more exact."""
+    x, weight, bias = operands()
+    table = torch.full((2 * ROWS, IN), torch.nan, dtype=dtype)
+    table[:ROWS] = x.detach()
+    x = (first_rows(table, ROWS) if room else table[:ROWS].clone()).requires_grad_()
+    start = torch.randn(ROWS, OUT).bfloat16().requires_grad_()
+
+    def run(ours: bool) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if product == "linear":
+                out = (linear if ours else F.linear)(x, weight, bias)
+            else:
+                out = add_linear(start * 1, x, weight) if ours else torch.addmm(start, x, weight.t())
+        grad = torch.ones(ROWS, OUT).cumsum(0).remainder(7).sub(3).bfloat16()
+        given = (x, weight, bias if product == "linear" else start)
+        return [out, *torch.autograd.grad(out, given, grad)]
+
+    found, right = run(True), run(False)
+    assert found[0].dtype == torch.bfloat16 and with_room(found[0].detach()) is not None
+    assert torch.equal(found[0], right[0])
+    assert len(calls) == (2 if product == "linear" else 1) and all(rows == ROUNDED for rows, _ in calls)
+    for own, expected in zip(found[1:], right[1:], strict=True):
+        assert own.dtype == expected.dtype
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(own, expected, rtol=0, atol=2**-7 * scale)
+    wide = found[1].new_zeros(OUT, IN).double()
+    grad = torch.ones(ROWS, OUT).cumsum(0).remainder(7).sub(3).double()
+    wide += grad.t() @ x.detach().bfloat16().double()
+    assert (found[2].double() - wide).abs().max() <= (right[2].double() - wide).abs().max() * 1.01
+
+
+@needs_onednn
+def test_autocast_products_have_gradients_of_gradients(calls: list):
+    x, weight, _ = operands()
+
+    def penalty(product: Callable) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = product(x, weight).float().square().sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), (x, weight)))
+
+    for own, right in zip(penalty(linear), penalty(F.linear), strict=True):
+        torch.testing.assert_close(own, right, rtol=0, atol=2**-6 * float(right.abs().max()))
 
 
 class NoProducts(TorchFunctionMode):
@@ -382,10 +425,11 @@ def test_models_compute_the_same(
         torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-5)
 
 
-def test_means_of_half_rows_are_divided_once_and_in_place():
+@pytest.mark.parametrize("most", [256.0, 257.0])  # 257 is no bfloat16
+def test_means_of_half_rows_are_divided_once_and_in_place(most: float):
     """Under autocast: the sum, rounded once, over the float32 number of edges, rounded once."""
     total = (torch.randn(3, 5) * 1000).bfloat16().requires_grad_()
-    divisor = torch.tensor([[1.0], [3.0], [257.0]])  # 257 is no bfloat16
+    divisor = torch.tensor([[1.0], [3.0], [most]])
     rows = total * 1
     found = _Divided.apply(rows, divisor)
     assert found is rows and "Divided" in rows.grad_fn.name()

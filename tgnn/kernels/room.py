@@ -17,8 +17,16 @@ LEAST_ROWS = 512
 
 def rounded_rows(rows: int) -> int:
     """`rows` rounded up to a few sizes: by at most 1/32, and not where there are less than LEAST_ROWS."""
-    step = 1 << (rows.bit_length() - 6) if rows >= LEAST_ROWS else 1
-    return -(-rows // step) * step
+    return -(-rows // _step(rows)) * _step(rows)
+
+
+def rounded_down(rows: int) -> int:
+    """`rows` rounded down as `rounded_rows` rounds up."""
+    return rows - rows % _step(rows)
+
+
+def _step(rows: int) -> int:
+    return 1 << (rows.bit_length() - 6) if rows >= LEAST_ROWS else 1
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -67,8 +75,8 @@ def with_room(x: Tensor) -> Tensor | None:
     return x.detach().as_strided((rows, width), (width, 1))
 
 
-def rows_with_room(like: Tensor, rows: int) -> Tensor:
+def rows_with_room(like: Tensor, rows: int, dtype: torch.dtype | None = None) -> Tensor:
     """New rows [rows, D] of the width and type of `like` [any, D], with room of zeros behind them; not yet written."""
-    table = like.new_empty(rounded_rows(rows), like.shape[1])
+    table = like.new_empty(rounded_rows(rows), like.shape[1], dtype=dtype or like.dtype)
     table[rows:].zero_()
     return first_rows(table, rows)

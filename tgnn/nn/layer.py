@@ -105,6 +105,9 @@ class _Divided(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, divisor: Tensor) -> Tensor:
         ctx.mark_dirty(rows)
+        narrow = divisor.to(rows.dtype)
+        # The same quotients, in half the time, where all numbers (up to 256 edges in bfloat16) have that type.
+        divisor = narrow if torch.equal(narrow.float(), divisor) else divisor
         ctx.save_for_backward(divisor)
         return rows.div_(divisor)
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tgnn.kernels.room import first_rows, is_plain, rows_with_room, with_room
+from tgnn.kernels.room import first_rows, is_plain, rounded_down, rows_with_room, with_room
 
 # Multiplications below which MKL, in float32, is at least as fast as oneDNN: a new shape costs that some 0.3 ms.
 LEAST_WORK = 1 << 25
@@ -36,19 +36,23 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`: x [..., in], weight [out, in], bias [out]; [..., out]. Twice differentiable."""
-    if _suits(x, weight, bias) and _fits_bias(bias, weight):
-        return _Linear.apply(x, weight, bias)
-    if _is_small_bfloat16(x, weight, bias):
-        with torch.autocast("cpu", enabled=False):
-            wide = None if bias is None else bias.float()
-            return F.linear(x.float(), weight.float(), wide).to(torch.bfloat16)
-    return F.linear(x, weight, bias)
+    dtype = _type_of_ours(x, weight, bias)
+    if dtype is None or not _fits_bias(bias, weight):
+        return F.linear(x, weight, bias)
+    with torch.autocast("cpu", enabled=False):
+        if _is_large(x, weight):
+            return _Linear.apply(_in_type(x, dtype), weight, bias)
+        wide = None if bias is None else bias.float()
+        return F.linear(x.float(), weight.float(), wide).to(dtype)
 
 
 def add_linear(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """total [n, out] + x [n, in] weight^T; total, which must be nobody else's, may be written to."""
-    if _suits(x, weight, total) and total.shape == (len(x), len(weight)):
-        return _AddLinear.apply(total, x, weight)
+    dtype = _type_of_ours(x, weight, total)
+    fits = dtype == total.dtype and total.is_contiguous() and total.shape == (len(x), len(weight))
+    if fits and _is_large(x, weight):
+        with torch.autocast("cpu", enabled=False):
+            return _AddLinear.apply(total, _in_type(x, dtype), weight)
     if total.dtype == x.dtype == weight.dtype:
         return total.addmm_(x, weight.t())
     return torch.addmm(total, x, weight.t())
@@ -74,90 +78,126 @@ def _vendor(about: Path = Path("/proc/cpuinfo")) -> str:
     return found[0] if found else "GenuineIntel"
 
 
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias, with room behind it."""
-    roomy = with_room(x)
-    if roomy is None:
-        roomy = with_room(rows_with_room(x, len(x)).copy_(x))
-    return first_rows(_by_onednn(roomy, weight.contiguous(), bias), len(x))
+def _type_of_ours(x: Tensor, weight: Tensor, other: Tensor | None) -> torch.dtype | None:
+    """The type in which we multiply x [n, in] and weight [out, in], and take bias or total; None: torch does it.
 
-
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # It takes the bias for contiguous numbers, one for each row of weight, whatever they are.
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def _gradients(grad: Tensor, x: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and of weight from that of x weight^T, grad [n, out]: of what the other one is given for."""
-    # That of the weights by torch: oneDNN would copy both operands, which takes what it gains.
-    of_weight = None if x is None else grad.t() @ x
-    if weight is None:
-        return None, of_weight
-    # Somebody may want the gradient of the gradient, or many at once.
-    if torch.is_grad_enabled() or not _suits(grad, weight.t()):
-        return grad @ weight, of_weight
-    return _multiplied(grad.contiguous(), weight.t()), of_weight
-
-
-def _save(ctx: Any, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> None:
-    """Keep only what the gradients that are wanted need: the rest may be changed, and its memory given back."""
-    ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        _save(ctx, x, weight, *ctx.needs_input_grad[:2])
-        return _multiplied(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_gradients(grad, *ctx.saved_tensors), grad.sum(0) if ctx.needs_input_grad[2] else None
-
-
-class _AddLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        _save(ctx, x, weight, *ctx.needs_input_grad[1:])
-        ctx.mark_dirty(total)
-        return total.add_(_multiplied(x, weight))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad if ctx.needs_input_grad[0] else None, *_gradients(grad, *ctx.saved_tensors)
+    float32 for plain float32 matrices with a large product, and bfloat16 where torch.autocast would take that.
+    """
+    tensors = (x, weight) if other is None else (x, weight, other)
+    if not (is_plain(*tensors) and x.dim() == weight.dim() == 2 and x.shape[1] == weight.shape[1]):
+        return None
+    if not (x.is_contiguous() and torch._C._get_mkldnn_enabled()):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        known = all(t.dtype in (torch.float32, torch.bfloat16) for t in tensors)
+        return torch.bfloat16 if known and torch.get_autocast_dtype("cpu") == torch.bfloat16 else None
+    ours = onednn_is_faster() and _is_large(x, weight) and all(t.dtype == torch.float32 for t in tensors)
+    return torch.float32 if ours else None
 
 
 def _is_large(x: Tensor, weight: Tensor) -> bool:
     return x.numel() * len(weight) >= LEAST_WORK
 
 
-def _suits(x: Tensor, weight: Tensor, other: Tensor | None = None) -> bool:
-    """Whether x [n, in] and weight [out, in] (and bias or total) are plain float32 on a CPU, their product large."""
-    tensors = (x, weight) if other is None else (x, weight, other)
-    return (
-        is_plain(*tensors)
-        and onednn_is_faster()
-        and all(t.dtype == torch.float32 for t in tensors)
-        and x.dim() == weight.dim() == 2
-        and x.shape[1] == weight.shape[1]
-        and _is_large(x, weight)
-        and x.is_contiguous()
-        and not torch.is_autocast_enabled("cpu")
-        and torch._C._get_mkldnn_enabled()
-    )
-
-
 def _fits_bias(bias: Tensor | None, weight: Tensor) -> bool:
     return bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous())
 
 
-def _is_small_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether torch would multiply these in bfloat16 on a CPU, and the product is small."""
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    return (
-        is_plain(*tensors)
-        and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and all(t.dtype in (torch.float32, torch.bfloat16) for t in tensors)
-        and not _is_large(x, weight)
-    )
+def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias in the type of x, with room behind it."""
+    weight = weight.to(x.dtype).contiguous()
+    bias = None if bias is None else bias.to(x.dtype)
+    return first_rows(_by_onednn(_roomy(x), weight, bias), len(x))
+
+
+def _roomy(x: Tensor) -> Tensor:
+    """x and some rows behind it, copied if there is nothing there."""
+    found = with_room(x)
+    return with_room(rows_with_room(x, len(x)).copy_(x)) if found is None else found
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.dtype == torch.bfloat16:
+        return F.linear(x, weight, bias)
+    # It takes the bias for contiguous numbers, one for each row of weight, whatever they are.
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _gradients(
+    grad: Tensor, x: Tensor | None, weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of weight (of type `dtype`) from that of x weight^T, grad [n, out] in the type of x: each
+    if the other one is given."""
+    # Somebody may want the gradient of the gradient, or many at once.
+    if torch.is_grad_enabled() or not is_plain(grad):
+        of_x = None if weight is None else grad @ weight.to(grad.dtype)
+        return of_x, None if x is None else (grad.t() @ x).to(dtype)
+    grad = grad.contiguous()
+    of_weight = None if x is None else _weight_gradient(grad, x).to(dtype)
+    if weight is None:
+        return None, of_weight
+    is_ours = _is_large(grad, weight.t())
+    return _multiplied(grad, weight.t()) if is_ours else grad @ weight.to(grad.dtype), of_weight
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x [out, in] of grad [n, out] and x [n, in]; of bfloat16 ones in float32."""
+    # By torch: oneDNN would copy both operands, which takes what it gains.
+    if x.dtype == torch.float32:
+        return grad.t() @ x
+    # What lies behind the rows must not be added: the last ones are multiplied in float32, which meets no new shape.
+    most = rounded_down(len(x))
+    total = (grad[:most].t() @ x[:most]).float()
+    return total.addmm_(grad[most:].float().t(), x[most:].float())
+
+
+def _in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else _Converted.apply(x, dtype)
+
+
+class _Converted(torch.autograd.Function):
+    """Rows in another type, with room behind them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return rows_with_room(x, len(x), dtype).copy_(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad.to(ctx.dtype), None
+
+
+def _save(ctx: Any, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> None:
+    """Keep only what the gradients that are wanted need: the rest may be changed, and its memory given back."""
+    ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+    ctx.dtype = weight.dtype
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        _save(ctx, x, weight, *ctx.needs_input_grad[:2])
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return _multiplied(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_bias = grad.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return *_gradients(grad, *ctx.saved_tensors, ctx.dtype), of_bias
+
+
+class _AddLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        _save(ctx, x, weight, *ctx.needs_input_grad[1:])
+        if x.dtype == torch.bfloat16:  # rounded once, as torch.addmm does
+            found = torch.addmm(_roomy(total), _roomy(x), weight.to(x.dtype).t())
+            return first_rows(found, len(x))
+        ctx.mark_dirty(total)
+        return total.add_(_multiplied(x, weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_total = grad if ctx.needs_input_grad[0] else None
+        return of_total, *_gradients(grad, *ctx.saved_tensors, ctx.dtype)
