@@ -78,6 +78,24 @@ def test_linear_and_its_gradients_are_torchs(calls: list, with_bias: bool, room:
 
 
 @needs_onednn
+def test_gradients_of_weights_on_one_thread_are_made_in_pieces(calls: list, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(products, "PIECE_ROWS", 300)
+    pieces = []
+    inner = products._weight_gradient_in_pieces
+    monkeypatch.setattr(
+        products, "_weight_gradient_in_pieces", lambda *given: pieces.append(len(given[0])) or inner(*given)
+    )
+    x, weight, _ = operands()
+    grad = torch.randn(ROWS, OUT)
+    for rows in (ROWS, 900, 299):
+        (found,) = torch.autograd.grad(linear(x[:rows], weight), weight, grad[:rows])
+        right = grad[:rows].double().t() @ x.detach()[:rows].double()
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-4)
+    assert pieces == [ROWS, 900, 299]
+
+
+@needs_onednn
 def test_add_linear_writes_into_the_total(calls: list):
     x, weight, _ = operands()
     start = torch.randn(ROWS, OUT, requires_grad=True)

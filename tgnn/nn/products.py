@@ -22,6 +22,7 @@ from tgnn.kernels.room import first_rows, is_plain, rounded_down, rows_with_room
 
 # Multiplications below which MKL, in float32, is at least as fast as oneDNN: a new shape costs that some 0.3 ms.
 LEAST_WORK = 1 << 25
+PIECE_ROWS = 2048
 
 
 class Linear(nn.Linear):
@@ -142,13 +143,27 @@ def _gradients(
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """grad^T x [out, in] of grad [n, out] and x [n, in]; of bfloat16 ones in float32."""
-    # By torch: oneDNN would copy both operands, which takes what it gains.
     if x.dtype == torch.float32:
-        return grad.t() @ x
+        # oneDNN copies both operands first, which takes several threads what it gains.
+        alone = torch.get_num_threads() == 1 and onednn_is_faster()
+        return _weight_gradient_in_pieces(grad, x) if alone else grad.t() @ x
     # What lies behind the rows must not be added: the last ones are multiplied in float32, which meets no new shape.
     most = rounded_down(len(x))
     total = (grad[:most].t() @ x[:most]).float()
     return total.addmm_(grad[most:].float().t(), x[most:].float())
+
+
+def _weight_gradient_in_pieces(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x by oneDNN, in pieces of one shape, whose copies stay in the cache; the last rows by MKL."""
+    whole = len(x) - len(x) % PIECE_ROWS
+    total = grad[whole:].t() @ x[whole:]
+    for at in range(0, whole, PIECE_ROWS):
+        rows = slice(at, at + PIECE_ROWS)
+        operands = grad[rows].to_mkldnn(), x[rows].to_mkldnn()
+        # Of the third it asks the shape.
+        piece, _ = torch.ops.aten.mkldnn_linear_backward_weights(*operands, total, False)
+        total.add_(piece.to_dense())
+    return total
 
 
 def _in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
