@@ -6,6 +6,7 @@ from tgnn.nn.gin import GINConv
 from tgnn.nn.layer import Layer, Rows
 from tgnn.nn.model import GNN
 from tgnn.nn.norm import SyncBatchNorm
+from tgnn.nn.products import Linear
 from tgnn.nn.sage import SAGEConv
 from tgnn.nn.transformer import TransformerConv
 
@@ -16,6 +17,7 @@ __all__ = [
     "GINConv",
     "GNN",
     "Layer",
+    "Linear",
     "Rows",
     "SAGEConv",
     "SyncBatchNorm",

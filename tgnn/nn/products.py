@@ -26,7 +26,7 @@ PIECE_ROWS = 2048
 
 
 class Linear(nn.Linear):
-    """torch's linear layer with `linear` for its product."""
+    """torch's linear layer with `linear` for its product; for layers of your own too."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
