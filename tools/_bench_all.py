@@ -9,10 +9,11 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _bench_common import Table, machine_line
+from _bench_common import Report, Table, draw_bars, machine_line
 from _options import listed
 
 from tgnn.errors import wrong
@@ -67,6 +68,9 @@ LIST: dict[str, tuple[str, str]] = {
     "scale": ("scale --scales 18,20,22,24 --features 32", "scale --scales 12,14,16 --steps 10"),
 }  # fmt: skip
 
+# Entries whose bars are drawn beside the page.
+PICTURES = ("scale",)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `bench.py all`."""
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.write and found:
         with atomic_file(Path(args.write)) as file:
-            file.write(page_of(found, args.quick).encode())
+            file.write(page_of(found, args.quick, _pictures(found, Path(args.write))).encode())
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -127,8 +131,20 @@ def command_line(name: str, quick: bool) -> list[str]:
     return shlex.split(LIST[name][1 if quick else 0].format(**chosen))
 
 
-def page_of(found: dict[str, dict[str, Any]], quick: bool) -> str:
-    """The page: every benchmark's command, machine, tables and notes."""
+def _pictures(found: dict[str, dict[str, Any]], page: Path) -> dict[str, str]:
+    """Draw what is to be seen at a glance beside the page, where matplotlib is installed: {entry: file's name}."""
+    if not importlib.util.find_spec("matplotlib"):
+        return {}
+    drawn = {}
+    for name in [name for name in PICTURES if name in found]:
+        content, file = found[name], page.with_name(f"{name}.svg")
+        draw_bars(Report(content["title"], [], [], None, content["bars"], content["unit"]), file)
+        drawn[name] = file.name
+    return drawn
+
+
+def page_of(found: dict[str, dict[str, Any]], quick: bool, pictures: Mapping[str, str]) -> str:
+    """The page: every benchmark's command, machine, tables and notes, and its picture where there is one."""
     parts = [
         "# Benchmarks",
         "Written by `python tools/bench.py all --write examples/benchmarks.md`"
@@ -136,13 +152,15 @@ def page_of(found: dict[str, dict[str, Any]], quick: bool) -> str:
         + "; every table stands under the command that makes it, and what it was measured on. Other systems run in the "
         "same process, in turn with tgnn, and nothing is timed before the results were found equal.",
     ]
-    for content in found.values():
+    for name, content in found.items():
         parts += [
             f"## {content['title']}",
             f"```\n{content['command']}\n```",
             machine_line(content["provenance"]),
         ]
         parts += [Table(**table).markdown() for table in content["tables"]]
+        if name in pictures:
+            parts.append(f"![{content['title']}, {content['unit']}]({pictures[name]})")
         if content["notes"]:
             parts.append("\n".join(f"- {note}" for note in content["notes"]))
     return "\n\n".join(parts) + "\n"

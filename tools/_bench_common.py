@@ -369,7 +369,8 @@ def draw_bars(report: Report, path: Path) -> None:
     axes.set_xticks([place + 0.4 - width / 2 for place in range(len(groups))], groups, rotation=20)
     axes.set_ylabel(report.unit)
     axes.set_title(report.title, fontsize=10)
-    axes.legend()
+    # Beside the bars: over them it hides some.
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.tight_layout()
     try:
         figure.savefig(path)

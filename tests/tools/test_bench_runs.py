@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 
 import numpy as np
@@ -167,6 +168,7 @@ def test_written_rmat_is_the_generators_graph(bench, monkeypatch, tmp_path, scal
 def test_all_writes_a_page_of_what_ran(bench, monkeypatch, tmp_path, capsys):
     import _bench_all
 
+    monkeypatch.setattr(_bench_all, "PICTURES", ("one",))
     monkeypatch.setattr(
         _bench_all, "LIST",
         {"one": ("no", f"sampling {' '.join(SMALL)} --rounds 1 {{all}}"), "two": ("no", "sampling nothing-such")},
@@ -178,6 +180,8 @@ def test_all_writes_a_page_of_what_ran(bench, monkeypatch, tmp_path, capsys):
     text = page.read_text()
     assert "## Sampling on rmat:8" in text and "torch / tgnn" in text and "load average" in text
     assert "python tools/bench.py sampling rmat:8" in text and str(tmp_path) not in text
+    is_drawn = importlib.util.find_spec("matplotlib") is not None
+    assert ("![Sampling on rmat:8, ms](one.svg)" in text) == (tmp_path / "one.svg").exists() == is_drawn
     (results / "one.json").write_text((results / "one.json").read_text().replace("Sampling on", "Kept:"))
     assert bench.main([*command, "--reuse", "--only", "one"]) == 0 and "## Kept: rmat:8" in page.read_text()
 
