@@ -20,10 +20,14 @@ from torch import Tensor
 from tgnn.data.graph import Dataset
 from tgnn.nn.model import GNN
 from tgnn.sampling.minibatch import MiniBatch
+from tgnn.sampling.neighbor import NeighborSampler
+from tgnn.sampling.topology import Topology
 
 OUTPUT_TOLERANCE = 1e-4
 """Of the largest value of ours: float32 sums in another order."""
 COUNT_TOLERANCE = 0.01
+"""Of our count, and more where chance alone moves it further: DEVIATIONS standard deviations of ours."""
+DEVIATIONS, REPEATS = 6, 8
 
 
 def same_outputs(peer: Peer, model: GNN, batch: MiniBatch) -> None:
@@ -58,14 +62,6 @@ def compare(what: str, theirs: Tensor, ours: Tensor, tolerance: float = OUTPUT_T
         raise Mismatch(f"{what} differ from ours by {difference:.3g}, more than {allowed:.3g}")
 
 
-def layers_of(batch: MiniBatch) -> list[Layer]:
-    """One of our batches, as peers show theirs."""
-    return [
-        Layer(ids, block.n_dst, block.indices.long(), block.dst_rows)
-        for block, ids in zip(batch.blocks, batch.ids, strict=False)
-    ]
-
-
 def same_samples(peer: Peer, dataset: Dataset, fanouts: Sequence[int], batches: Sequence[MiniBatch]) -> None:
     """Mismatch where the peer's samples for the batches' seeds are not such as ours could have been."""
     if not peer.draws_alike:
@@ -79,14 +75,27 @@ def same_samples(peer: Peer, dataset: Dataset, fanouts: Sequence[int], batches: 
     for layers in theirs[:1]:
         for number, (layer, fanout) in enumerate(zip(layers, reversed(list(fanouts)), strict=True)):
             _drawn_right(f"layer {number} of {peer.name}", layer, fanout, dataset)
-    ours = [layers_of(batch) for batch in batches]
-    for number in range(len(fanouts)):
-        for what, count in (("edges", _edges), ("distinct rows", _rows)):
-            own, other = (sum(count(layers[number]) for layers in some) for some in (ours, theirs))
-            # One percent, and more where the counts are so small that chance alone moves them as far.
-            allowed = max(COUNT_TOLERANCE, 5 / max(1, own) ** 0.5)
-            if abs(other - own) > allowed * own:
-                raise Mismatch(f"{peer.name} sampled {other} {what} in layer {number} where we sampled {own}")
+    counts = _counts_of_ours(dataset, fanouts, batches)
+    means, deviations = counts.mean(0), counts.std(0, ddof=1)
+    found = sum(np.array([[len(layer.source), len(layer.rows)] for layer in layers]) for layers in theirs)
+    for (number, kind), other in np.ndenumerate(found):
+        own, deviation = means[number, kind], deviations[number, kind]
+        if abs(other - own) > max(COUNT_TOLERANCE * own, DEVIATIONS * deviation):
+            what, ours = ("edges", "distinct rows")[kind], f"{own:.0f} +- {deviation:.0f}"
+            raise Mismatch(f"{peer.name} sampled {other} {what} in layer {number} where we sample {ours}")
+
+
+def _counts_of_ours(dataset: Dataset, fanouts: Sequence[int], batches: Sequence[MiniBatch]) -> np.ndarray:
+    """Edges and distinct rows of each layer for the batches' seeds, all together, drawn REPEATS times:
+    [REPEATS, layers, 2]. Which hubs are drawn moves them further than their number tells.
+    """
+    sampler = NeighborSampler(Topology.of_graph(dataset.graph))
+    counts = np.zeros((REPEATS, len(fanouts), 2), np.int64)
+    for repeat in range(REPEATS):
+        for step, batch in enumerate(batches):
+            for number, hop in enumerate(sampler.sample(batch.seeds, fanouts, repeat, step)):
+                counts[repeat, number] += hop.block.n_edges, hop.block.n_src
+    return counts
 
 
 def _subgraph_drawn_right(peer: Peer, seeds: Tensor, fanouts: Sequence[int], dataset: Dataset) -> None:
@@ -102,14 +111,6 @@ def _subgraph_drawn_right(peer: Peer, seeds: Tensor, fanouts: Sequence[int], dat
     if (drawn > most).any() or not torch.equal(drawn[: len(seeds)], first[: len(seeds)]):
         raise Mismatch(f"{peer.name} drew another number of in-edges")
     _are_in_edges(f"the subgraph of {peer.name}", layer, dataset)
-
-
-def _edges(layer: Layer) -> int:
-    return len(layer.source)
-
-
-def _rows(layer: Layer) -> int:
-    return len(layer.rows)
 
 
 def _drawn_right(where: str, layer: Layer, fanout: int, dataset: Dataset) -> None:

@@ -387,6 +387,25 @@ def test_large_products_under_autocast_are_autocasts(
 
 
 @needs_onednn
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("product", ["linear", "add_linear"])
+def test_a_backward_pass_under_autocast_keeps_the_types_of_the_forward_pass(
+    calls: list, monkeypatch: pytest.MonkeyPatch, product: str, threads: int
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(products, "PIECE_ROWS", 300)
+    x, weight, _ = operands()
+    out = linear(x, weight) if product == "linear" else add_linear(torch.zeros(ROWS, OUT), x, weight)
+    grad = torch.randn(ROWS, OUT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(out, (x, weight), grad)
+    right = grad.double() @ weight.detach().double(), grad.double().t() @ x.detach().double()
+    for own, expected in zip(found, right, strict=True):
+        assert own.dtype == torch.float32
+        torch.testing.assert_close(own.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
 def test_autocast_products_have_gradients_of_gradients(calls: list):
     x, weight, _ = operands()
 

@@ -48,7 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_linear(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """total [n, out] + x [n, in] weight^T; total, which must be nobody else's, may be written to."""
+    """total [n, out] + x [n, in] weight^T; total, which must be nobody else's, may be written to.
+
+    In the type of all three where they have one, else as torch.autocast has it.
+    """
     dtype = _type_of_ours(x, weight, total)
     fits = dtype == total.dtype and total.is_contiguous() and total.shape == (len(x), len(weight))
     if fits and _is_large(x, weight):
@@ -128,7 +131,15 @@ def _gradients(
     grad: Tensor, x: Tensor | None, weight: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and of weight (of type `dtype`) from that of x weight^T, grad [n, out] in the type of x: each
-    if the other one is given."""
+    if the other one is given. In these types, also where autocast is on in the backward pass.
+    """
+    with torch.autocast("cpu", enabled=False):
+        return _gradients_in_type(grad, x, weight, dtype)
+
+
+def _gradients_in_type(
+    grad: Tensor, x: Tensor | None, weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
     # Somebody may want the gradient of the gradient, or many at once.
     if torch.is_grad_enabled() or not is_plain(grad):
         of_x = None if weight is None else grad @ weight.to(grad.dtype)
