@@ -20,7 +20,7 @@ from tgnn.data.synthetic import sbm
 from tgnn.kernels.block import Block
 from tgnn.kernels.room import first_rows, with_room
 from tgnn.nn import products
-from tgnn.nn.layer import Rows, _Divided
+from tgnn.nn.layer import Rows, _DivideHalf
 from tgnn.nn.model import GNN
 from tgnn.nn.products import Linear, add_linear, linear
 from tgnn.partition.store import Store, write_store
@@ -468,8 +468,8 @@ def test_means_of_half_rows_are_divided_once_and_in_place(most: float):
     total = (torch.randn(3, 5) * 1000).bfloat16().requires_grad_()
     divisor = torch.tensor([[1.0], [3.0], [most]])
     rows = total * 1
-    found = _Divided.apply(rows, divisor)
-    assert found is rows and "Divided" in rows.grad_fn.name()
+    found = _DivideHalf.apply(rows, divisor)
+    assert found is rows and "DivideHalf" in rows.grad_fn.name()
     assert torch.equal(found, (total.float() / divisor).bfloat16())
     grad = torch.randn(3, 5).bfloat16()
     (slope,) = torch.autograd.grad(found, total, grad, retain_graph=True)

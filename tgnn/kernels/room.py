@@ -48,10 +48,7 @@ def is_plain(*tensors: Tensor) -> bool:
 def _has_memory(t: Tensor) -> bool:
     try:
         t.untyped_storage()
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # stands for several (is_grads_batched), or keeps it elsewhere
+    except RuntimeError:  # it stands for several (is_grads_batched)
         return False
     return True
 

@@ -74,7 +74,7 @@ class Rows:
         if self.local.dtype in HALF_TYPES and reduce == "mean" and not self.local.is_cuda:
             total = spmm(block, self.all(), weight)
             if torch.is_autocast_enabled("cpu"):
-                return _Divided.apply(total, block.degrees.clamp(min=1).float()[:, None])
+                return _DivideHalf.apply(total, block.degrees.clamp(min=1).float()[:, None])
             return _divided(total.float(), block)
         if together or self.local.dtype in HALF_TYPES:
             return spmm(block, self.all(), weight, reduce)
@@ -99,7 +99,7 @@ def _divided(total: Tensor, block: Block) -> Tensor:
     return total.div_(block.degrees.clamp(min=1).to(total.dtype)[:, None])
 
 
-class _Divided(torch.autograd.Function):
+class _DivideHalf(torch.autograd.Function):
     """Rows of a half type divided, in place, by float32 numbers: rounded once, without a float32 copy."""
 
     @staticmethod

@@ -70,9 +70,8 @@ def partitioned(
         part_of = candidates["random"].astype(np.int32)
     else:
         if compare:
-            unweighted = assign(dataset, parts, method=method, seed=seed, progress=progress)
-            candidates[f"unweighted {method}"] = unweighted.astype(small)
-            del unweighted
+            unweighted = assign(dataset, parts, method=method, seed=seed, progress=progress).astype(small)
+            candidates[f"unweighted {method}"] = unweighted
         part_of = assign(dataset, parts, method=method, seed=seed, progress=progress, **weights)
         candidates[f"presampled {method}"] = part_of
     del weights
