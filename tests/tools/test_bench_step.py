@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import sys
@@ -195,6 +196,67 @@ def test_fewer_sampled_edges_are_told(bench):
     # Seeds that are asked for again and again make up a batch that draws the same in-edges twice.
     peer.sample = lambda seeds, whole=peer.sample: [drop_sources(block) for block in whole(seeds)]
     with pytest.raises(importlib.import_module("_bench_common").Mismatch):
+        same_work.same_samples(peer, dataset, [3, 4], batches)
+
+
+def test_other_numbers_of_edges_are_told(bench):
+    """Also of batches after the first, whose edges are only counted."""
+    same_work, peers = importlib.import_module("_same_work"), importlib.import_module("_peers")
+    dataset, batches, peer = sampled_by_torch(peers)
+    first, narrow = peer.sample, peers.TorchPeer(dataset, [1, 1], None).sample
+    peer.sample = lambda seeds: (first if torch.equal(seeds, batches[0].seeds) else narrow)(seeds)
+    with pytest.raises(importlib.import_module("_bench_common").Mismatch, match="where we sample"):
+        same_work.same_samples(peer, dataset, [3, 4], batches)
+
+
+class Subgraph:
+    """A peer that samples one subgraph: of every seed the first in-edges, as many as are asked for."""
+
+    name, draws_alike = "subgraph", False
+
+    def __init__(self, graph, fanout):
+        self.graph, self.fanout = graph, fanout
+
+    def sample(self, seeds):
+        return seeds
+
+    def layers_of(self, seeds):
+        graph = self.graph
+        edges = [
+            (int(graph.indices[edge]), int(seed))
+            for seed in seeds
+            for edge in range(
+                graph.indptr[seed], min(graph.indptr[seed + 1], graph.indptr[seed] + self.fanout)
+            )
+        ]
+        rows = torch.tensor(list(dict.fromkeys([*seeds.tolist(), *(source for source, _ in edges)])))
+        place = {row: number for number, row in enumerate(rows.tolist())}
+        source, destination = torch.tensor([[place[one] for one in edge] for edge in edges]).t()
+        return [importlib.import_module("_peers").Layer(rows, len(rows), source, destination)]
+
+
+SPOILT_SUBGRAPHS = {
+    "other seeds": lambda layer: dataclasses.replace(layer, rows=layer.rows.roll(1)),
+    "another number of in-edges": lambda layer: dataclasses.replace(
+        layer, source=layer.source[1:], destination=layer.destination[1:]
+    ),
+    "an edge that the graph does not have": lambda layer: dataclasses.replace(
+        layer, source=layer.source.roll(1)
+    ),
+}
+
+
+@pytest.mark.parametrize("says", [None, *SPOILT_SUBGRAPHS])
+def test_a_subgraph_of_other_edges_is_told(bench, says):
+    same_work = importlib.import_module("_same_work")
+    dataset, batches, _ = sampled_by_torch(importlib.import_module("_peers"))
+    peer = Subgraph(dataset.graph, 3)
+    if says is None:
+        same_work.same_samples(peer, dataset, [3, 4], batches)
+        return
+    whole = peer.layers_of
+    peer.layers_of = lambda seeds: [SPOILT_SUBGRAPHS[says](whole(seeds)[0])]
+    with pytest.raises(importlib.import_module("_bench_common").Mismatch, match=says):
         same_work.same_samples(peer, dataset, [3, 4], batches)
 
 
